@@ -3,8 +3,8 @@
     python3 scripts/agent_pages.py            writes both files
     python3 scripts/agent_pages.py --check    writes nothing; exit code 1 if a file is outdated
 
-AGENTS.md (agents.md) has what a coding agent needs to use and to change ftcluster: sections of
-docs/cli.md and CONTRIBUTING.md. llms.txt (llmstxt.org) has a line for each page.
+AGENTS.md (agents.md) contains the information that a coding agent needs to use and to change
+ftcluster: sections of docs/cli.md and CONTRIBUTING.md. llms.txt (llmstxt.org) lists all pages.
 """
 
 import posixpath

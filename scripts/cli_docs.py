@@ -73,11 +73,11 @@ document ([its fields](json.md)). `NO_COLOR=1` turns colors off.
 | 1 | failed: the message names the host or the file and line, and says what to do |
 | 2 | wrong usage; nothing was changed |
 | 130 | stopped by Ctrl-C |
-| 141 | the reader of the result is gone, such as `head` |
+| 141 | the program that reads the result, such as `head`, has ended |
 | 143 | the run was stopped by another command |
 
-`ftcluster run` returns the exit code of the script. Ctrl-C stops a setup or a training and leaves nothing
-running; in `attach` it ends only that command.
+`ftcluster run` returns the exit code of the script. Ctrl-C stops a setup or a training run and leaves
+nothing running; in `attach` it ends only that command.
 
 ## Where files are
 
@@ -167,7 +167,7 @@ def _names(action: argparse.Action) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text whose characters outside of code have no meaning in Markdown.
+    """Escape the characters of a string that have a meaning in Markdown, except in code spans.
 
     >>> escaped("`*a*` is a_b, _c or *d*")
     '`*a*` is a_b, \\\\_c or \\\\*d\\\\*'

@@ -1,9 +1,9 @@
-"""Makes an environment for tests/engine: the default stack as the roles install it, and pytest.
+"""Creates the environment of tests/engine: the default stack as the roles install it, and pytest.
 
 .venv/bin/python scripts/engine_environment.py FOLDER PYTHON
 
-The roles' code downloads the wheels from setup's sources into the cache of the setup tests, so both
-share their downloads. Packages that only some tests import are in separate folders:
+The roles' code downloads the wheels from setup's sources into the cache of the setup tests, so that
+the tests share the downloads. Packages that only some tests import are in separate folders:
 FOLDER/trackers has the packages of stack native-trackers that native lacks, FOLDER/compared those
 of requirements/engine.txt.
 """
@@ -82,7 +82,7 @@ def install(house: Wheelhouse, python: Path, *options: str) -> None:
 
 
 def main() -> None:
-    """Make the environment."""
+    """Create the environment."""
     folder, interpreter = Path(sys.argv[1]), sys.argv[2]
     program = "import platform; print(platform.python_version())"
     asked = subprocess.run(

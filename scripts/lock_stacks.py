@@ -7,7 +7,7 @@ scripts/lock-stacks intel-2.8  locks the named stacks; openvino and onnx name th
 A lock lists every package of a stack with its exact version and the hashes of the wheels that fit
 (Linux, x86_64, the stack's versions of Python). uv resolves the versions with the package index in
 pip's configuration. Some packages come from another index (`indexes` in stacks.yml) with other
-files, whose hashes are in the section `hashes`. Packages of a stack's `unverified` have no hashes.
+files, whose hashes are in the section `hashes`. Packages in a stack's `unverified` have no hashes.
 <name>-cuda.txt lists the packages that only torch's CUDA build needs.
 """
 

@@ -1,4 +1,4 @@
-"""Writes docs/cluster.svg: the terminal at the end of a setup and of a training.
+"""Writes docs/cluster.svg: the terminal at the end of a setup and of a training run.
 
 scripts/picture DATA MODEL
 
@@ -24,7 +24,7 @@ INSIDE = "--inside"  # option for the process in the hosts' network
 
 
 def main(data: str, model: str) -> None:
-    """Make the hosts, draw in their network, and remove them."""
+    """Create the test hosts, draw the picture inside their network, and remove the hosts."""
     # imported here, because `draw` runs in .venv, which has no packages for tests
     from tests.cluster.control import PIN_LOGINS
     from tests.testbed import Settings, Testbed

@@ -26,7 +26,7 @@ common/ftcluster_common/recipe.py and common/ftcluster_common/tasks. Change thos
 
 This reference lists every field of a recipe. `ftcluster recipes NAME --fields` prints the fields
 of one recipe with its values, and `ftcluster recipes --schema` prints a JSON schema for editors.
-The page about [recipes](recipes.md) has examples for each task.
+The page about [recipes](recipes.md) shows examples for each task.
 
 In the column *value*, "nothing" is written `null`. A list is written `[a, b]` or `a,b`."""
 ADAPTERS = "Adapters"
@@ -43,7 +43,7 @@ _SPECIAL = re.compile(r"[\\*<\[\]]|(?<!\w)_|_(?!\w)")
 def page() -> str:
     """Return the text of the page."""
     adapters = {key.name for key in keys_of(Adapters)}
-    schema = schema_of(DEFAULT_TASK)  # has the names of all tasks, but not config_overrides
+    schema = schema_of(DEFAULT_TASK)  # contains the names of all tasks, but not config_overrides
     every_task = [
         schema.get(key.name, key)
         for key in keys_of(Recipe, leave_out=("name", "options", "training"))

@@ -270,7 +270,7 @@ def _load(folder: Path, name: str) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None, roles: Path | None = None) -> int:
-    """Run the command line; `roles` is another folder than the repository's."""
+    """Run the command line; `roles` is the folder to read instead of the repository's."""
     parser = argparse.ArgumentParser(prog="scripts/role-docs", description="Writes roles' READMEs.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 on differences")
     check = parser.parse_args(arguments).check

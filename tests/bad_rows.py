@@ -41,7 +41,7 @@ BAD = {
     ),
     "no text": BadRow(
         "classify", {"text": "a b", "label": 1}, {"text": None, "label": 1},
-        "text is None, not a text", flat=False,
+        "column text must be a string, got None", flat=False,
     ),
     "-1": BadRow(
         "classify", {"text": "a b", "label": 1}, {"text": "a b", "label": -1}, "label is -1",
@@ -61,7 +61,7 @@ BAD = {
     ),
     "no answer": BadRow(
         "sft", {"messages": CHAT}, {"messages": CHAT[:1]},
-        "messages has no message of the role assistant", flat=False,
+        "column messages contains no message with the role assistant", flat=False,
     ),
     "a text that is no conversation": BadRow(
         "sft", {"messages": json.dumps(CHAT)}, {"messages": "y" * 5000},
@@ -73,11 +73,11 @@ BAD = {
     ),
     "neither liked nor disliked": BadRow(
         "kto", {"prompt": "a", "completion": "b", "label": "up"},
-        {"prompt": "a", "completion": "b", "label": "4"}, "label is '4', not true (a liked answer)",
+        {"prompt": "a", "completion": "b", "label": "4"}, "or false (a disliked one), but is '4'",
     ),
     "not judged": BadRow(
         "kto", {"prompt": "a", "completion": "b", "label": "up"},
-        {"prompt": "a", "completion": "b", "label": ""}, "label is empty, not true",
+        {"prompt": "a", "completion": "b", "label": ""}, "or false (a disliked one), but is empty",
     ),
     "a tag too few": BadRow(
         "ner", {"tokens": ["a", "b"], "tags": ["B-X", "I-X"]},
@@ -85,7 +85,7 @@ BAD = {
     ),
     "another place": BadRow(
         "squad", ASKED, {**ASKED, "answers": {"text": ["me"], "answer_start": [2]}},
-        "the context has ", flat=False,
+        "is not at character 2 of the context", flat=False,
     ),
 }  # fmt: skip
 TEXTS = (".jsonl", ".json", ".csv", ".tsv")

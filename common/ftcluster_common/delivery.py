@@ -18,7 +18,7 @@ from typing import IO, Any
 LIMIT_SECONDS = 30.0  # time limit of the command, and of the webhook
 SHOWN_CHARACTERS = 200  # maximum length of the command's last line on stderr in a message
 COMMAND, WEBHOOK = "command", "webhook"
-# variables of this machine that the command gets, besides PATH; none has credentials
+# environment variables that the command inherits, besides PATH; none contains credentials
 INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "SHELL", "TMPDIR", "TZ", "USER")
 PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
@@ -28,9 +28,9 @@ class Delivery:
     """A notification and its recipients.
 
     Attributes:
-        command: arguments of the user's command; empty for none.
-        webhook: address that gets the document; "" for none.
-        document: JSON object for command and webhook; `text` is a line for people.
+        command: arguments of the user's command; empty if there is no command.
+        webhook: URL to which the document is posted; "" if there is no webhook.
+        document: JSON object that command and webhook receive; `text` in it is a line for people.
     """
 
     command: Sequence[str]
@@ -46,7 +46,7 @@ def deliver(delivery: Delivery) -> Iterator[tuple[str, str]]:
     """Deliver a notification.
 
     Yields:
-        COMMAND and WEBHOOK if they are set, each with the reason for its failure, or "".
+        COMMAND and WEBHOOK, if set, each with the reason why the delivery failed, or "".
     """
     if delivery.command:
         yield COMMAND, run_command(delivery.command, delivery.document)
@@ -57,9 +57,9 @@ def deliver(delivery: Delivery) -> Iterator[tuple[str, str]]:
 def run_command(
     command: Sequence[str], document: Mapping[str, Any], limit_seconds: float = LIMIT_SECONDS
 ) -> str:
-    """Run the user's command with the document on stdin; return why that failed, or ""."""
+    """Run the user's command with the document on stdin; return the reason for a failure, or ""."""
     names, parent = [*INHERITED, "PATH"], os.getpid()
-    prctl = ctypes.CDLL(None).prctl  # not in the child, which must not wait for a lock of a thread
+    prctl = ctypes.CDLL(None).prctl  # not in the child: another thread may hold a lock
     environment = {name: os.environ[name] for name in names if name in os.environ}
     # in memory, because the disk may be full
     with _memory_file("stdin") as stdin, _memory_file("stderr") as stderr:
@@ -72,13 +72,13 @@ def run_command(
                 preexec_fn=lambda: _end_with_parent(prctl, parent),
             )  # fmt: skip
         except (OSError, ValueError) as error:
-            return f"it does not start: {getattr(error, 'strerror', None) or error}"
+            return f"it cannot be started: {getattr(error, 'strerror', None) or error}"
         try:
             code = process.wait(limit_seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return f"it has not ended within {limit_seconds:g} s"
+            return f"it did not end within {limit_seconds:g} s"
         if code == 0:
             return ""
         stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - 4096))
@@ -90,7 +90,7 @@ def run_command(
 
 
 def _end_with_parent(prctl: Callable[[int, int], int], parent: int) -> None:
-    """Have the kernel kill this new child when the process `parent` ends."""
+    """Make the kernel kill this new child process when the process `parent` ends."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
@@ -101,14 +101,14 @@ def _memory_file(name: str) -> IO[bytes]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, because urllib would send no document to the new address."""
+    """Refuses redirects, because urllib would not send the document to the new address."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def post(url: str, document: Mapping[str, Any], limit_seconds: float = LIMIT_SECONDS) -> str:
-    """Post the document to a webhook; return why that failed, or "". No reason contains the URL."""
+    """Post the document to a webhook; return the reason for a failure, without the URL, or ""."""
     # chat servers read &, < and > in `text` as markup
     text = str(document["text"])
     for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
@@ -122,10 +122,14 @@ def post(url: str, document: Mapping[str, Any], limit_seconds: float = LIMIT_SEC
             return ""
     except urllib.error.HTTPError as error:
         error.close()
-        return f"the server's status is {error.code}"
+        return f"the server responded with HTTP status {error.code}"
     except urllib.error.URLError as error:
         reason = error.reason
         cause = reason.strerror if isinstance(reason, OSError) else ""
         return f"the server cannot be reached: {cause or type(reason).__name__}"
-    except (OSError, http.client.HTTPException, ValueError) as error:  # messages may have the URL
-        return f"the server does not answer: {type(error).__name__}"
+    except (
+        OSError,
+        http.client.HTTPException,
+        ValueError,
+    ) as error:  # messages may contain the URL
+        return f"the server did not respond: {type(error).__name__}"

@@ -32,7 +32,7 @@ def read_given(
     """Return the text of a file; the path may be a link.
 
     Args:
-        check: function that gets owner and mode of the open file and raises an error to refuse it.
+        check: function that gets the os.stat result of the file and raises an error to refuse it.
 
     Raises:
         GivenFileError: the file is missing, unreadable, too large, not UTF-8 text, or is a folder,
@@ -54,7 +54,7 @@ def read_given(
             raise
         raise GivenFileError(f"{str(path)!a}: {error}") from error  # the path contains a NUL
     if len(content) > max_bytes:
-        raise GivenFileError(f"{path} has more than {max_bytes:,} bytes")
+        raise GivenFileError(f"{path} is larger than {max_bytes:,} bytes")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -62,13 +62,13 @@ def read_given(
             f"{path} is not UTF-8: {error.reason} at byte {error.start}"
         ) from error
     if "\0" in text:
-        raise GivenFileError(f"{path} is not text: it has a byte of zero")
+        raise GivenFileError(f"{path} is not text: it contains a zero byte")
     return text
 
 
 def _whole(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"it has a number of {len(digits):,} digits")
+        raise ValueError(f"it contains a number with {len(digits):,} digits")
     return int(digits)
 
 
@@ -79,8 +79,8 @@ def parse_json(text: str) -> Any:
     """Return the value of a JSON document.
 
     Raises:
-        ValueError: the text is no JSON, is nested too deeply, or has a number that is too long or
-            half of a surrogate pair.
+        ValueError: the text is not JSON, is nested too deeply, or contains a number that is too
+            long or half of a surrogate pair.
     """
     try:
         value = _DECODER.decode(text)
@@ -113,14 +113,14 @@ def _check_pairs(value: Any, text: str, start: int = 0, end: int | None = None) 
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeEncodeError:
-        raise ValueError("it has half of a surrogate pair") from None
+        raise ValueError("it contains half of a surrogate pair") from None
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
     """Return the JSON document of a file.
 
     Raises:
-        GivenFileError: as in `read_given`, or the file is no JSON.
+        GivenFileError: as in `read_given`, or the file is not JSON.
     """
     try:
         return parse_json(read_given(path, max_bytes))
@@ -131,14 +131,17 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def read_form(path: Path, form: Callable[[Any], T]) -> T:
-    """Return the result of `form` for a file's JSON document; its texts can be used as file names.
+    """Call `form` with the JSON document of a file, and return the result.
+
+    Strings in the document may contain half of a surrogate pair, as Python's file names do.
 
     Args:
         form: function that raises ValueError, LookupError, TypeError or AttributeError if the
-            document has another form, and FormatError if its format is not supported.
+            document has an unexpected form, and FormatError if its format is not supported.
 
     Raises:
-        GivenFileError: as in `read_given`, or the file is no JSON, or has another form or format.
+        GivenFileError: as in `read_given`, or the file is not JSON, or has an unexpected form or
+            format.
     """
     text = read_given(path)
     try:

@@ -1,4 +1,4 @@
-"""The range of values of a recipe's field. Standard library only."""
+"""The allowed range of the values of a recipe's field. Standard library only."""
 
 from dataclasses import MISSING, dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Limits:
-    """The range of a field's values.
+    """The allowed range of a field's values; None means no bound.
 
     Attributes:
         above: exclusive lower bound.
@@ -21,5 +21,5 @@ class Limits:
 
 
 def limited(default: Any = MISSING, **limits: float) -> Any:
-    """Return a dataclass field with `Limits`; it is required if it has no default."""
+    """Return a dataclass field with `Limits`; without a default, the field is required."""
     return field(default=default, metadata={"limits": Limits(**limits)})

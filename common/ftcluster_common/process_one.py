@@ -26,7 +26,7 @@ def leave_process_one() -> None:
 
 
 def continue_in_child() -> None:
-    """Return in a child only; this process stays behind and adopts all orphans of the child.
+    """Fork, and return only in the child; this process adopts and reaps orphans of the child.
 
     This process exits with the child's exit code, or 128+n after signal n.
     """
@@ -54,7 +54,7 @@ def _code_of(child: int, awaited: set[signal.Signals]) -> int:
 
 
 def _ended() -> Iterator[tuple[int, int]]:
-    """Yield number and status of each child that has ended."""
+    """Yield the process id and the wait status of each child that has ended."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -66,7 +66,7 @@ def _ended() -> Iterator[tuple[int, int]]:
 
 
 def main() -> None:
-    """Entry point; exits as the program does."""
+    """Run the program in a child, and exit with its exit code."""
     continue_in_child()
     try:
         os.execvp(sys.argv[1], sys.argv[1:])

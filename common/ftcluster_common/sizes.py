@@ -1,4 +1,4 @@
-"""Text for sizes of disks. Standard library only."""
+"""Formats sizes of disk space for messages. Standard library only."""
 
 UNITS = ((1e9, 1, "GB"), (1e6, 0, "MB"), (1, 0, "bytes"))
 

@@ -23,11 +23,11 @@ from ftcluster_common.tasks.spec import Options
 ON_HOSTS = "on_hosts"  # function in a task's file that needs torch
 COMPUTE = "compute_metrics"  # function in a file with metrics
 NAMES = "METRICS"  # tuple of metric names in that file
-MAX_BYTES = 1 << 16  # the job with the file is one argument of a command, in Linux at most 128 KiB
+MAX_BYTES = 1 << 16  # the job contains the file and must fit into one argument (128 KiB)
 NEEDED_FIELDS = ("max_length", "validation_split_percentage")  # fields that each task must have
 NO_TORCH = (
-    "the control node has no torch and imports none of your modules: import from ftcluster_common "
-    f"and the standard library here, and all else in {ON_HOSTS}()"
+    "the control node has no torch and cannot import your modules: at the top of the file, import "
+    f"only ftcluster_common and the standard library; import everything else in {ON_HOSTS}()"
 )
 
 
@@ -136,12 +136,14 @@ def code_file(name: str, text: str) -> CodeFile:
         CodeError: the name is not a plain Python file name, or the text is too long.
     """
     if PurePath(name).name != name or not name.endswith(".py") or not name.isprintable():
-        raise CodeError(f"{name!a} is not the name of a Python file", "name a file: FILE.py")
+        raise CodeError(
+            f"{name!a} is not the name of a Python file", "give the name of a file that ends in .py"
+        )
     content = text.encode("utf-8", "surrogatepass")
     if len(content) > MAX_BYTES:
         raise CodeError(
-            f"{name} has {len(content):,} bytes, more than {MAX_BYTES:,}",
-            "leave data and other programs out of the file",
+            f"{name} is larger than {MAX_BYTES:,} bytes: it has {len(content):,}",
+            "remove data and unrelated code from the file",
         )
     return CodeFile(name, hashlib.sha256(content).hexdigest(), text)
 
@@ -192,7 +194,7 @@ def code_of(data: Mapping[str, Any] | None) -> UserCode:
             except CodeError as error:
                 raise ValueError(error.message) from None
             if file.sha256 != entry["sha256"]:
-                raise ValueError(f"{file.name} has another SHA-256 than its record")
+                raise ValueError(f"the SHA-256 of {file.name} differs from its record")
             files[kind] = file
     return UserCode(**files)
 
@@ -216,11 +218,11 @@ def load_task(file: CodeFile | None, path: Path) -> AnyTask | None:
         path: location of the file or the folder, for tracebacks.
 
     Returns:
-        The declaration of the task, or None without a file.
+        The declaration of the task, or None if `file` is None.
 
     Raises:
-        CodeError: the file is not valid, or does not define exactly one task. The message has file
-            and line.
+        CodeError: the file is not valid, or does not define exactly one task. The message names
+            the file and, for an error in Python, the line.
     """
     global _current
     if _current:
@@ -250,7 +252,7 @@ def _executed(file: CodeFile, path: Path) -> OwnTask:
             what = f"the tasks {', '.join(names)}" if names else "no task"
             raise CodeError(
                 f"{file.name} registers {what}",
-                "register one: register(YourSpec()), with register of "
+                "register exactly one task: call register(YourSpec()), and import register from "
                 "ftcluster_common.tasks.registry",
             )
         spec = TASKS[names[0]]
@@ -266,7 +268,7 @@ def _executed(file: CodeFile, path: Path) -> OwnTask:
 def _problems(spec: AnyTask, module: ModuleType) -> Iterator[str]:
     kind = spec.fields
     if not (isinstance(kind, type) and issubclass(kind, Options) and is_dataclass(kind)):
-        yield f"the fields of {spec.name} are no dataclass derived from Options"
+        yield f"the fields of task {spec.name} must be a dataclass derived from Options"
         return
     names = {field_.name for field_ in fields(kind)}
     for name in NEEDED_FIELDS:
@@ -274,8 +276,8 @@ def _problems(spec: AnyTask, module: ModuleType) -> Iterator[str]:
             yield f"{kind.__name__} has no field {name}, which each task needs"
     if not callable(getattr(module, ON_HOSTS, None)):
         yield (
-            f"there is no function {ON_HOSTS}(), which imports torch and registers the class that "
-            "the hosts use"
+            f"the function {ON_HOSTS}() is missing; it must import torch and register the class "
+            "that the hosts use"
         )
 
 
@@ -289,7 +291,7 @@ def execute(file: CodeFile, path: Path, import_hint: str) -> ModuleType:
         import_hint: advice if an import fails.
 
     Raises:
-        CodeError: the file has a syntax error or raises an exception. The message has file and
+        CodeError: the file has a syntax error or raises an exception. The message names file and
             line.
     """
     name = f"ftcluster_user_{file.sha256[:16]}"
@@ -318,23 +320,23 @@ def _execute_file(name: str, text: str, path: Path) -> ModuleType:
 
 
 def as_code_error(error: BaseException, import_hint: str, name: str) -> CodeError:
-    """Return an error of a user's file as a CodeError with its place and a hint.
+    """Convert an error in a user's file to a CodeError with the error's place and a hint.
 
     Args:
-        name: place to name if the error has no line, for example in code that is nested too deeply.
+        name: place for the message if the error has no line, such as in code nested too deeply.
     """
     if isinstance(error, CodeError):
         return error
     what = f"{error_place(error) or name}: {described(error)}"
     if isinstance(error, ImportError):
         return CodeError(what, import_hint)
-    return CodeError(what, "correct the file, and start again")
+    return CodeError(what, "correct the file and try again")
 
 
 def described(error: BaseException) -> str:
     """Return an error as one line, with the error's type if the message alone is unclear."""
     if isinstance(error, SystemExit):
-        return "the file ends the program; it may only define things"
+        return "the file ends the program; it may only contain definitions"
     if isinstance(error, SyntaxError):
         return f"syntax error: {error.msg}"
     text = " ".join(str(error).split())
@@ -371,13 +373,13 @@ def declared_metrics(file: CodeFile | None) -> tuple[str, ...]:
         line = getattr(error, "lineno", None) or 1
         raise CodeError(
             f"{file.name}:{line}: syntax error: {getattr(error, 'msg', error)}",
-            "correct the file, and start again",
+            "correct the file and try again",
         ) from error
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     if COMPUTE not in [node.name for node in functions]:
         raise CodeError(
             f"{file.name} has no function {COMPUTE}",
-            f"define it: def {COMPUTE}(predictions, references), which returns a dictionary",
+            f"define {COMPUTE}(predictions, references); it must return a dictionary",
         )
     for node in body:
         match node:
@@ -387,8 +389,8 @@ def declared_metrics(file: CodeFile | None) -> tuple[str, ...]:
             ) if name == NAMES:
                 return _names_in(file, node.lineno, value)
     raise CodeError(
-        f"{file.name} has no {NAMES}",
-        f'name what {COMPUTE} returns: {NAMES} = ("NAME",)',
+        f"{file.name} does not define {NAMES}",
+        f'list the names of the metrics that {COMPUTE} returns: {NAMES} = ("NAME",)',
     )
 
 
@@ -401,6 +403,6 @@ def _names_in(file: CodeFile, line: int, value: ast.expr) -> tuple[str, ...]:
     if not valid or not all(isinstance(name, str) and name.isidentifier() for name in names):
         raise CodeError(
             f"{file.name}:{line}: {NAMES} is not a tuple of names",
-            f'write the names there: {NAMES} = ("NAME",)',
+            f'list the names of the metrics: {NAMES} = ("NAME",)',
         )
     return tuple(names)

@@ -1,5 +1,5 @@
-# Prints a host's system as lines for plugin_utils/answers.py. For sh of any Linux, with or without root, without Python.
-# The output has no addresses, names or keys. Of lists of users in sshd_config, it has only their presence.
+# Describes a host's system in lines for plugin_utils/answers.py. Runs in sh on any Linux, with or without root, and
+# without Python. The output contains no addresses, names or keys. It shows only that sshd_config contains lists of users.
 tell() { [ -z "$2" ] || printf 'ftcluster-%s: %s %s\n' answer "$1" "$2"; }
 flat() { tr -s '\n\t ' ' ' | sed 's/ $//'; }
 tell locale "LANG=${LANG:-} LC_ALL=${LC_ALL:-} charmap=$(locale charmap 2>/dev/null)"
@@ -77,8 +77,8 @@ sshd -T 2>/dev/null | grep -E '^(allow|deny)(users|groups) |^(authorizedkeyscomm
   while read -r line; do tell sshd_lists "$line"; done
 tell sudo "$(sudo -V 2>/dev/null | head -n 1) $(grep -hEso '^Defaults[^#]*(requiretty|use_pty|targetpw|rootpw|noexec|secure_path)' -r /etc/sudoers /etc/sudoers.d 2>/dev/null | grep -Eo '!?(requiretty|use_pty|targetpw|rootpw|noexec|secure_path)$' | sort -u | flat)"
 me=${SUDO_USER:-$(id -un)}
-if grep -q "^$me:" /etc/passwd; then tell account 'the login user is in /etc/passwd'; else tell account 'the login user is of a directory'; fi
-case $me in *[!a-z0-9_-]*) tell account 'the name of the login user has other characters than a-z 0-9 _ -' ;; esac
+if grep -q "^$me:" /etc/passwd; then tell account 'the login user is in /etc/passwd'; else tell account 'the login user comes from a directory service'; fi
+case $me in *[!a-z0-9_-]*) tell account 'the name of the login user contains characters other than a-z 0-9 _ -' ;; esac
 home=$(getent passwd "$me" | cut -d : -f 6)
 for path in / /tmp /var/tmp /dev/shm /opt /var/lib "$home"; do
   found=$(findmnt -nro FSTYPE,OPTIONS -T "$path" 2>/dev/null | sed 's/ / ,/' | tr ',' '\n' | grep -E '^[a-z0-9]+ $|^(ro|rw|noexec|nosuid|nodev|root_squash|sec=.*|vers=.*)$' | flat)

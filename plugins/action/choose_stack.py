@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Chooses the stack of a cluster, on the control node; see plugins/modules/choose_stack.py."""
+"""Chooses a cluster's stack on the control node; see plugins/modules/choose_stack.py."""
 
 from __future__ import annotations
 

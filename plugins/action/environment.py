@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Downloads wheels once, sends them to each host and installs them there with the module."""
+"""Downloads wheels once, sends them to each host, and calls the module to install them there."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _house(
         if house is None:
             raise AnsibleActionFail(
                 f"{arguments['wheelhouse']} is incomplete: a wheel is missing, is not a regular "
-                f"file or has a wrong size, or {MANIFEST} cannot be read; run setup again with "
+                f"file or has the wrong size, or {MANIFEST} cannot be read; run setup again with "
                 "the bundle, or copy the folder again"
             )
         return house
@@ -156,8 +156,8 @@ def _check_space(house: Wheelhouse, path: str, free: int) -> None:
     if free < house.host_bytes:
         available, required = free_and_needed(free, house.host_bytes)
         raise AnsibleActionFail(
-            f"{available} free at {path}, {required} are needed; free some space or choose "
-            "another folder with -e ftcluster_prefix=DIR"
+            f"only {available} are free at {path}, but {required} are needed; free some space or "
+            "choose another folder with -e ftcluster_prefix=DIR"
         )
 
 
@@ -173,7 +173,7 @@ def _layer_digest(arguments: Mapping[str, Any]) -> str:
     ):
         if digest != wanted.lower():
             raise AnsibleActionFail(
-                f"{path} has the sha256 {digest}, but {wanted} is required: build or copy it "
-                "again, or name its own hash"
+                f"the SHA-256 of {path} is {digest}, but {wanted} is required: build or copy the "
+                "wheel again, or correct the required hash"
             )
     return "-".join(digests)

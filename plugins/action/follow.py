@@ -1,8 +1,9 @@
 # Apache-2.0 (see LICENSE)
 """Copies the events and logs of a running run to the control node.
 
-Each command on the host needs an SSH session and a sudo session. To need few commands, a command
-waits on the host until there is new text. Very long files are copied only in part.
+Each command on the host needs an SSH session and a sudo session. To keep the number of commands
+low, a command waits on the host until a file contains new text. Only parts of very long files are
+copied.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ BUSY_SECONDS = 2.0  # longest pause after a command that returned new text
 EVENTS, OUTPUT = "events.jsonl", "output.jsonl"
 PIECE_BYTES = 1 << 20  # maximum bytes of a file in one response
 TAIL_BYTES = 64 << 10  # bytes at the end of a file that are searched for the last event
-LAST_BYTES = 4 << 20  # bytes at the end of a log with which a copy begins
+LAST_BYTES = 4 << 20  # a copy of a log begins at most this far before its end
 SPARE_BYTES = 256 << 20  # bytes that must stay free on the control node's disk
 MOST_BYTES = 1 << 42  # maximum size of a run's file; ext4 allows at most 16 TiB
 SHOWN = 8000  # maximum characters of a run's logs in an error
@@ -54,9 +55,11 @@ class _Piece:
     """A piece of a file on a host.
 
     Attributes:
-        file: inode and creation time of the file, because inodes are reused; "0" if none.
+        file: inode and creation time, which together identify the file (inodes are reused); "0" if
+            there is no file.
         start: position of the first byte.
         size: size of the file in bytes.
+        data: content of the piece.
     """
 
     file: str = "0"
@@ -66,7 +69,7 @@ class _Piece:
 
     @property
     def full(self) -> bool:
-        """True if the piece has the maximum length, so that the file may have more bytes."""
+        """True if the piece has the maximum length, so the file may contain more bytes."""
         return len(self.data) == PIECE_BYTES
 
 
@@ -77,9 +80,9 @@ class _Log:
     Attributes:
         name: file name in the run's folder.
         write: function that receives the new text.
-        mark: placeholder for lines that are not copied.
-        offset: position of the next byte. Before the first read, a negative position counts from
-            the end of the file.
+        mark: function that encodes a notice about lines that are not copied.
+        offset: position of the next byte to copy. Before the first read, a negative position counts
+            from the end of the file.
         known: identity of the file, see `_Piece.file`.
     """
 
@@ -140,7 +143,7 @@ class ActionModule(ActionBase):
             alive, pieces = self._poll(logs, 0 if typed and typed.awaited else WAIT_SECONDS)
             found, data = pieces[0], pieces[0].data
             whole = data[: data.rfind(b"\n") + 1] or (data if found.full else b"")
-            # write the output before the events: a reader of the end event must have all output
+            # write the output first: a reader of the end event must already have all output
             if output:
                 self._take_output(output, pieces[1], to_end=b'"end"' in whole)
             _check_room(destination.parent)
@@ -167,7 +170,9 @@ class ActionModule(ActionBase):
         path = shlex.quote(f"{self._run_dir}/{PROMPTS}")
         done = execute(self, f"if [ -f {path} ]; then cat >> {path}; fi", lines)
         if done.get("rc"):
-            raise AnsibleActionFail(f"the run cannot get the prompt: {done['stderr'].strip()}")
+            raise AnsibleActionFail(
+                f"the prompt cannot be sent to the run: {done['stderr'].strip()}"
+            )
 
     def _copy_samples(self, destination: Path) -> None:
         """Copy the beginning, the end and samples of a long event file into a sparse file."""
@@ -190,7 +195,7 @@ class ActionModule(ActionBase):
 
     def _follow_log(self, log: _Log, once: bool) -> None:
         """Copy a log until the run has ended, or only once; handle a rotation of the log."""
-        absent: tuple[str, float] | None = None  # state without a supervisor, and its beginning
+        absent: tuple[str, float] | None = None  # state without a supervisor, and its start
         while True:
             alive, (found,) = self._poll([log], 0 if once else WAIT_SECONDS)
             if self._take(log, found):
@@ -203,7 +208,7 @@ class ActionModule(ActionBase):
             elif (state := self._state()) == "ended":
                 return
             elif state in ("gone", "starts"):
-                # a supervisor that starts after the poll seems gone, and the next poll finds it
+                # a supervisor that starts just after the poll looks gone until the next poll
                 if absent is None or absent[0] != state:
                     absent = state, now
                 if now - absent[1] > (GONE_SECONDS if state == "gone" else STARTS_SECONDS):
@@ -285,7 +290,7 @@ class ActionModule(ActionBase):
                 return
 
     def _poll(self, logs: Sequence[_Log], wait_seconds: int) -> tuple[bool, list[_Piece]]:
-        """Return True if the run's supervisor is alive, and a piece of each file of the run.
+        """Return two values: True if the run's supervisor is alive, and a piece of each log.
 
         The command on the host waits up to `wait_seconds` for new bytes. It stops waiting if the
         supervisor is dead or a file was replaced.
@@ -314,9 +319,9 @@ class ActionModule(ActionBase):
         for number, log in enumerate(logs):
             file, start, size = told[3 * number], *map(int, told[3 * number + 1 :][:2])
             if max(start, size) > MOST_BYTES:
-                raise AnsibleActionFail(f"the host reports that {log.name} has {size:,} bytes")
+                raise AnsibleActionFail(f"the size that the host reports of {log.name} is invalid")
             if words and 0 <= log.offset != start:
-                raise AnsibleActionFail(f"the host sends another part of {log.name}")
+                raise AnsibleActionFail(f"the host sent another part of {log.name} than requested")
             count = max(0, min(size - start, PIECE_BYTES))
             pieces.append(_Piece(file, start, size, data[:count]))
             # the run cut off the incomplete output of a failed write
@@ -324,7 +329,7 @@ class ActionModule(ActionBase):
                 return state == "alive", [_Piece() for _ in logs]
             data = data[count:]
         if data:
-            raise AnsibleActionFail("the host sends more than requested")
+            raise AnsibleActionFail("the host sent more bytes than requested")
         return state == "alive", pieces
 
     def _parts(self, name: str, parts: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -336,7 +341,7 @@ class ActionModule(ActionBase):
             f"tail -c +${{part%:*}} {path} | head -c ${{part#*:}}; done"
         )
         if len(data) != sum(count for _, count in parts):
-            raise AnsibleActionFail(f"{name} of the run has shrunk")
+            raise AnsibleActionFail(f"{name} of the run has become shorter while it was copied")
         pieces = []
         for _, count in parts:
             pieces.append(data[:count])

@@ -29,8 +29,8 @@ class ActionModule(ActionBase):
             result["facts"], wrong = known_facts(result["facts"])
             if wrong:
                 raise AnsibleActionFail(
-                    f"the host's facts are invalid: {'; '.join(wrong)}; a path may have letters, "
-                    "digits and any of . _ + @ % = , ~ -"
+                    f"the host's facts are invalid: {'; '.join(wrong)}; a path may contain only "
+                    "letters, digits and . _ + @ % = , ~ -"
                 )
             offset, error = self._clock()
             result["facts"].update(clock_offset_seconds=offset, clock_error_seconds=error)

@@ -22,14 +22,15 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible 
     execute,
 )
 
-# The shell reads the command from its input, of any length and with any quotes, and keeps stderr
-# apart from messages of ssh and sudo. The mark is assembled when it is printed, as in TELL.
+# This program reads the command from stdin, so the command may have any length and any quotes. It
+# returns the command's stderr apart from messages of ssh and sudo. The mark is assembled when it is
+# printed, as in TELL.
 RUN = "; ".join((
     "import json, os, subprocess, sys",
     # container images often set this variable; callers that need it pass -B
     'os.environ.pop("PYTHONDONTWRITEBYTECODE", None)',
     "command, stdin = json.load(sys.stdin)",
-    # processes that the kernel has killed because memory was short
+    # the number of processes that the kernel has killed because memory was short
     'counters = "/proc/vmstat"',
     "lines = lambda: open(counters) if os.path.exists(counters) else ()",
     'kills = lambda: [line for line in lines() if line.startswith("oom_kill ")]',
@@ -45,8 +46,8 @@ NO_PROGRAM = re.compile(
     r"No module named '?ftcluster_train\b|'ftcluster_train\.\w+' is a package and"
 )
 OTHER_VERSION = (
-    "ftcluster on this host, in {stack}, has another version, without the program {program}: "
-    "run ftcluster setup, or install the ftcluster here that set up the hosts"
+    "the version of ftcluster in {stack} on this host lacks the program {program}: run ftcluster "
+    "setup, or install the version that set up the hosts on the control node"
 )
 
 

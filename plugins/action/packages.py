@@ -16,7 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.progress import 
 
 MODULE = "ftcluster.cluster.packages"
 LOCK_SECONDS = 300  # default of the module's option
-POLL_SECONDS = 10.0  # length of a wait on the host; the lock's holder is reported after each
+POLL_SECONDS = 10.0  # length of a wait on the host; the lock's holder is reported after each wait
 
 
 class ActionModule(ActionBase):
@@ -51,7 +51,7 @@ class ActionModule(ActionBase):
     def _wait(
         self, variables: dict[str, Any], began: float, seconds: int, reporter: Reporter
     ) -> dict[str, Any]:
-        """Wait for the locks; the result is a failure if they are not free in time."""
+        """Wait until the locks are free; return a failure if they are not free in time."""
         step = 0.0  # at first, only find out who holds a lock
         while True:
             arguments = {**self._task.args, "from_action": {"seconds": step}}
@@ -80,8 +80,8 @@ class ActionModule(ActionBase):
         first = self._run("ansible.builtin.apt", arguments, variables)
         if not first.get("failed"):
             return first
-        # One source that does not respond, such as a vendor's, fails the update, although the
-        # other sources' lists are fetched.
+        # The update fails if a single source, such as a vendor's, does not respond, although the
+        # lists of the other sources have been fetched.
         without_update = {**arguments, "update_cache": False}
         second = self._run("ansible.builtin.apt", without_update, variables)
         return first if second.get("failed") else second
@@ -96,7 +96,7 @@ class ActionModule(ActionBase):
 def busy(state: dict[str, Any], seconds: int) -> str:
     """Return the error for a lock that is not free in time."""
     return (
-        f"{', '.join(state['missing'])} cannot be installed: {state['holder']}, for more than "
-        f"{seconds} s. Wait until this process has ended, or end it; then run this again. To wait "
-        "longer: -e os_package_lock_seconds=1800"
+        f"{', '.join(state['missing'])} cannot be installed: after a wait of {seconds} s, "
+        f"{state['holder']}. Wait until this process has ended, or end it; then run this again. To "
+        "wait longer, pass -e os_package_lock_seconds=1800"
     )

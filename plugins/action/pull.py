@@ -19,7 +19,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import M
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 
 PIECE_BYTES = 8 << 20  # maximum bytes of a file in one response
-MOST_FILES = 10_000  # a model has dozens of files; predictions have a file for each data set
+MOST_FILES = 10_000  # a model has dozens of files; predictions have one per data set
 MOST_NAME = 1000  # maximum characters of a file's path in the folder
 SPARE_BYTES = 256 << 20  # bytes that must stay free on the control node's disk
 
@@ -101,21 +101,21 @@ class ActionModule(ActionBase):
             listed = LISTED.fullmatch(line)
             if not listed or not is_file_name(listed[3]):
                 raise AnsibleActionFail(
-                    f"the host lists a name that is no file of {path}: {line[:200]!a}"
+                    f"the host lists a name that is not a file in {path}: {line[:200]!a}"
                 )
             if listed[3] in files:
-                raise AnsibleActionFail(f"the host lists a file of {path} twice: {line[65:265]!a}")
+                raise AnsibleActionFail(f"the host lists a file in {path} twice: {line[65:265]!a}")
             files[listed[3]] = (int(listed[1]), listed[2])
             if len(files) > MOST_FILES:
                 raise AnsibleActionFail(
-                    f"{path} has more than {MOST_FILES} files; copy it yourself"
+                    f"{path} contains more than {MOST_FILES} files; copy the folder yourself"
                 )
         if not files:
             raise AnsibleActionFail(f"{path} has no files{f' newer than {newer}' if newer else ''}")
         folders = {str(above) for name in files for above in PurePosixPath(name).parents}
         both = sorted(folders & files.keys())
         if both:
-            raise AnsibleActionFail(f"the host lists a file of {path} as a folder: {both[0]!a}")
+            raise AnsibleActionFail(f"the host lists a file in {path} as a folder: {both[0]!a}")
         return files
 
     def _check_size(
@@ -127,14 +127,14 @@ class ActionModule(ActionBase):
         free = shutil.disk_usage(above).free
         if size > free - SPARE_BYTES:
             raise AnsibleActionFail(
-                f"{path} has {size} bytes, but {above} on this machine has only {free} bytes "
-                f"free, and {SPARE_BYTES} of them must stay free; name a folder on another disk"
+                f"{path} contains {size} bytes, but only {free} bytes are free in {above} on this "
+                f"machine, and {SPARE_BYTES} must stay free; name a folder on another disk"
             )
 
     def _pull(self, path: str, destination: Path, size: int, digest: str) -> None:
         make_private(destination.parent)
         seen = hashlib.sha256()
-        # only this user may read a model or rows; never write through an existing link
+        # only this user may read the copy of a model or rows; never write through an existing link
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(destination, flags, 0o600)
@@ -147,13 +147,15 @@ class ActionModule(ActionBase):
                 if not piece:
                     break
                 if len(piece) > wanted:
-                    raise AnsibleActionFail(f"the host sends more of {path} than it has announced")
+                    raise AnsibleActionFail(f"the host sent more bytes of {path} than it listed")
                 seen.update(piece)
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         if seen.hexdigest() != digest:
-            raise AnsibleActionFail(f"{path} changed while it was copied, or the copy is damaged")
+            raise AnsibleActionFail(
+                f"{path} changed while it was copied, or the copy is damaged; copy it again"
+            )
 
     def _piece(self, path: str, offset: int, wanted: int) -> bytes:
         command = (

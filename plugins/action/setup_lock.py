@@ -27,7 +27,7 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
-        # process of the command that runs a setup's playbooks, or else of ansible-playbook
+        # id of the process that runs a setup's playbooks: our command, or else ansible-playbook
         play = int(os.environ.get("FTCLUSTER_PID") or os.getppid())
         control = control_id()
         wheel = self._task.args.get("node_package")
@@ -51,7 +51,10 @@ def control_id() -> str:
 
 
 def started(pid: int) -> str:
-    """Return the start time of a process in ticks since boot, because ids are reused."""
+    """Return a process's start time in ticks since boot, or "0" if the process has ended.
+
+    Together with the id, it identifies the process, because ids are reused.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[19]

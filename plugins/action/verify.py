@@ -22,11 +22,12 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.report_schema im
 
 OUR_PORTS = range(29800, 30000)  # ports that the firewall closes and no other program uses
 CALL_SECONDS = 1.0
-# The mark follows any output of login scripts. Run in /: Python imports from the current folder.
+# The mark separates the report from output of login scripts. The program runs in / because Python
+# imports modules from the current folder.
 MARK = "ftcluster-report:"
 BEGIN = "printf 'ftcluster-%s\n' report: && cd /"
 PAUSE_SECONDS = 0.2
-MOST_SAID = 4000  # maximum length in characters
+MOST_SAID = 4000  # maximum length of an error message in characters
 
 
 def ports_to_open(local_ports: Iterable[str]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Each constant is a fragment. Modules name this file and the constant in lower case."""
+    """Fragments, one per constant. Modules name this file and the constant in lower case."""
 
     READS = r"""
 attributes:
@@ -38,6 +38,6 @@ attributes:
     TEXTS = r"""
 attributes:
   diff_mode:
-    description: Shows the texts before and after.
+    description: Shows the content of files before and after the change.
     support: full
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Each constant is a fragment. Modules name this file and the constant in lower case."""
+    """Fragments, one per constant. Modules name this file and the constant in lower case."""
 
     PREFIX = r"""
 options:

@@ -73,7 +73,7 @@ def clocks(hosts: Hosts, allowed: float) -> Findings:
 
 
 def accounts(hosts: Hosts) -> Findings:
-    """Yield hosts without root, if other hosts have root; ranks would run as different users."""
+    """Yield the hosts without root if other hosts have it: ranks would run as different users."""
     users = {host: facts["rank_user"] for host, facts in hosts.items() if "rank_user" in facts}
     example = next((host for host, user in users.items() if user), "")
     for host, user in users.items():
@@ -124,12 +124,12 @@ def addresses(hosts: Hosts) -> Findings:
         if is_loopback(address):
             yield host, f"other hosts cannot reach it at {address}", hint
         elif ":" in address:
-            what = f"its address is {address}, and mpirun reaches hosts by IPv4 only"
+            what = f"its address is {address}, but mpirun reaches hosts only over IPv4"
             yield host, what, f"give the host an IPv4 address that the other hosts reach, or {hint}"
 
 
 def currencies(hosts: Hosts) -> Findings:
-    """Yield hosts whose price has another currency than the first price."""
+    """Yield the hosts whose price is not in the currency of the first price."""
     prices = {host: facts["price_per_hour"] for host, facts in hosts.items()
               if facts.get("price_per_hour")}  # fmt: skip
     first = next(iter(prices), "")
@@ -137,7 +137,7 @@ def currencies(hosts: Hosts) -> Findings:
         currency, usual_currency = (text.partition(" ")[2] for text in (price, prices[first]))
         if currency != usual_currency:
             what = f"its price is {price}, but the price of {first} is {prices[first]}"
-            yield host, what, "give all hosts prices in one currency: ftcluster_price_per_hour"
+            yield host, what, "use one currency in ftcluster_price_per_hour of all hosts"
 
 
 def cluster_problems(

@@ -10,19 +10,20 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.network import p
 
 DOCUMENTATION = r"""
 name: host_addresses
-short_description: The addresses of a cluster's hosts
+short_description: Collects the addresses of a cluster's hosts
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
-  - For a host with facts, the address at which other hosts reach it. For other hosts, the first of
-    C(ftcluster_address), the saved address, C(ansible_host), and the inventory name.
+  - For a host with facts, returns the address at which other hosts reach it. For any other host,
+    returns the first one that is set of C(ftcluster_address), the saved address, C(ansible_host),
+    and the inventory name.
 options:
   _input:
     description: C(hostvars).
     type: dict
     required: true
   names:
-    description: The hosts.
+    description: The inventory names of the hosts.
     type: list
     elements: str
     required: true

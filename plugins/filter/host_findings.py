@@ -21,7 +21,7 @@ author: The ftcluster authors (@ftcluster)
 description:
   - Compares the facts of a host with the requirements, and the ports of other accounts' listening
     programs with the ports that the firewall will close.
-  - A service at a port of the kernel's usual ephemeral range, or at one of ftcluster's ports, is a
+  - A service on a port of the kernel's usual ephemeral range, or on one of ftcluster's ports, is a
     notice. An administrator must have chosen any other port, so closing it is a problem.
 options:
   _input:
@@ -60,7 +60,7 @@ _value:
 
 FactValues = Mapping[str, Any]
 Findings = Iterator[dict[str, str]]
-FREE_NAME = "set ftcluster_user to a name that is free"
+FREE_NAME = "set ftcluster_user to an unused name"
 # A name that useradd accepts, which becomes part of limits.conf; empty if the login user trains.
 ACCOUNT = re.compile(r"([a-z_][a-z0-9_-]{0,31})?")
 # a number with an optional currency
@@ -101,10 +101,10 @@ def root_problems(facts: FactValues, requirements: FactValues) -> Findings:
         )
     elif facts.get("asks_password") and not facts.get("only_account") and not is_local(facts):
         yield finding(
-            "sudo asks for a password, and root is needed for the account that trains, tcmalloc, "
-            "limits, huge pages and the firewall",
-            "pass it with -K, which asks for it here, or with --become-password-file FILE; to "
-            "train without root, as the login user: -e ftcluster_root=false",
+            "sudo asks for a password, and root is needed to set up the training account, "
+            "tcmalloc, limits, huge pages and the firewall",
+            "pass the password with -K, which prompts for it, or with --become-password-file FILE; "
+            "to train without root, as the login user, pass -e ftcluster_root=false",
         )
 
 
@@ -160,7 +160,7 @@ def sshd_problems(facts: FactValues) -> Findings:
             if any(matches(name, patterns) for name in names) == allows:
                 continue
             kind = f"the {'group' if of_groups else 'account'} "
-            hint = f"add {kind}{names[0]} there" if allows else f"take {kind}off that line"
+            hint = f"add {kind}{names[0]} there" if allows else f"remove {kind}from that line"
         elif lets_key_in(keyword, value, user):
             continue
         else:
@@ -178,7 +178,7 @@ def sshd_problems(facts: FactValues) -> Findings:
         yield finding(
             f"its sshd does not let {user}, the account that trains, log in from the head: "
             f"{'; '.join(lines) or f'{keyword} {value}'}",
-            f"{hint}, then: sudo systemctl reload ssh (on the Red Hat family sshd)",
+            f"{hint}, then run: sudo systemctl reload ssh (on the Red Hat family: sshd)",
         )
 
 
@@ -203,8 +203,8 @@ def refused_to_root(facts: FactValues) -> Findings:
             "nobody (NFS with root_squash)",
             # do not suggest a new subfolder, because root's first module would create it for root
             # alone
-            "name in the inventory a folder on the host's disk that all users may write to: "
-            "ansible_remote_tmp=/var/tmp",
+            "set ansible_remote_tmp in the inventory to a folder on the host's disk that all users "
+            "may write to, such as ansible_remote_tmp=/var/tmp",
         )
 
 
@@ -217,7 +217,8 @@ def account_problems(facts: FactValues) -> Findings:
     whose = {
         "other": (
             "exists already, and ftcluster did not create it",
-            f"; or hand this account over, and teardown will remove it with its home: {mine}",
+            "; or hand this account over to ftcluster, whose teardown removes it and its home: "
+            f"{mine}",
         ),
         "directory": (
             "comes from a directory (LDAP, AD) and not from /etc/passwd, so that ftcluster cannot "
@@ -253,7 +254,8 @@ def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
     oldest = requirements["python"]
     if max(map(version, pythons)) < version(oldest):
         yield finding(
-            f"Python {', '.join(pythons)} is too old, {oldest} or newer is needed", "install one"
+            f"Python {', '.join(pythons)} is too old; {oldest} or newer is needed",
+            "install a newer Python",
         )
     yield from sshd_problems(facts)
     for folder in read_only(facts):
@@ -266,7 +268,7 @@ def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
     yield from refused_to_root(facts)
     if facts["free_bytes"] < requirements["free_bytes"]:
         available, required = free_and_needed(facts["free_bytes"], requirements["free_bytes"])
-        what = f"{available} free at {facts['prefix']}, but {required} are needed"
+        what = f"only {available} are free at {facts['prefix']}, but {required} are needed"
         yield {
             **finding(what, f"free some space or {ELSEWHERE}"),
             "needed_bytes": str(requirements["free_bytes"]),
@@ -283,14 +285,14 @@ def amx_notices(facts: FactValues) -> Findings:
         yield finding(
             f"its CPU has AMX, but its kernel {kernel} denies it to programs, so training is "
             "slower",
-            "boot Linux 5.16 or newer or a distribution's kernel that supports AMX, or in a "
-            "container allow arch_prctl",
+            "boot Linux 5.16 or newer, or a distribution's kernel that supports AMX; in a "
+            "container, allow the system call arch_prctl",
         )
     if facts.get("amx") == "absent" and generation in GENERATIONS_WITH_AMX:
         yield finding(
-            f"its CPU is of the generation {generation}, which has AMX, but the hypervisor or the "
-            f"kernel {kernel} hides it, so training is slower",
-            "let the hypervisor pass on the CPU's features, or boot Linux 5.16 or newer",
+            f"its CPU generation, {generation}, has AMX, but the hypervisor or the kernel {kernel} "
+            "hides it, so training is slower",
+            "make the hypervisor pass on the CPU's features, or boot Linux 5.16 or newer",
         )
 
 
@@ -298,9 +300,9 @@ def services(found: Sequence[FactValues], closes: str, hint: str) -> Findings:
     """Return one finding about services that the firewall closes, if there are any."""
     if found:
         ports = ", ".join(str(service["port"]) for service in found)
-        named = ", ".join(f"{service['port']} (of {service['user']})" for service in found)
+        named = ", ".join(f"{service['port']} (user {service['user']})" for service in found)
         yield finding(
-            f"services listen at ports that the firewall {closes} to all but the cluster, because "
+            f"services listen on ports that the firewall {closes} to all but the cluster, because "
             f"the kernel uses these ports for outgoing connections: {named}",
             hint.format(ports=ports),
         )

@@ -17,7 +17,8 @@ description:
 options:
   _input:
     description: >-
-      Problems of a host. A problem about space has C(needed_bytes), the needed space as a text.
+      Problems of a host. A problem about space contains C(needed_bytes), the needed bytes as a
+      string.
     type: list
     elements: dict
     required: true
@@ -36,9 +37,9 @@ _value:
 
 
 def largest_need(findings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return a host's findings, with only the finding about disk space that needs the most.
+    """Return a host's findings; of those about disk space, keep the one that needs the most.
 
-    Requirements of users may be fractions, such as 5e9 in JSON.
+    A user's requirement may be a float, such as 5e9 in JSON.
 
     >>> largest_need([{"needed_bytes": "9"}, {"what": "old"}, {"needed_bytes": "10"}])
     [{'what': 'old'}, {'needed_bytes': '10'}]

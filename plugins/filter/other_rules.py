@@ -12,10 +12,12 @@ short_description: Finds conflicts with another cluster's account or firewall ru
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
-  - A host has one home of the training account, one set of limits and one table of rules. Clusters
-    in several folders can share them if they have the same hosts and the same account. Otherwise
-    the second setup would take them from the first cluster, or block it.
-  - Without an account, the login user trains, and these rules block its ports.
+  - A host has a single home of the training account, a single set of limits and a single table of
+    firewall rules. Clusters in several folders can share them if the clusters have the same hosts
+    and the same account. Otherwise the second setup would take them away from the first cluster, or
+    block its traffic.
+  - If there is no training account, the login user trains, and the rules of another cluster block
+    the login user's ports.
 options:
   _input:
     description: RV(ftcluster.cluster.host_facts#module:facts), with the account C(rank_user).

@@ -14,8 +14,9 @@ short_description: Determines if root is available on a host, and if not, why
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
-  - Reads the result of a raw task that prints C(id -u) as root, among the output of login scripts,
-    banners and sudo. The relevant lines begin with C(ftcluster-answer:), a key and a value.
+  - Reads the result of a raw task that runs C(id -u) as root. Its output may also contain the
+    output of login scripts, banners and sudo. The relevant lines consist of C(ftcluster-answer:), a
+    key and a value.
 options:
   _input:
     description: The task's result; skipped or missing means that root is not wanted.
@@ -41,14 +42,14 @@ _value:
       training account.
   type: dict
   sample:
-    {can: false, because: there is no sudo, wrong_password: false, asks_password: false, user: "",
-     refused: [], sshd: {rules: [], lines: [], groups: []}}
+    {can: false, because: sudo is not installed, wrong_password: false, asks_password: false,
+     user: "", refused: [], sshd: {rules: [], lines: [], groups: []}}
 """
 
 
 NO_TERMINAL = (
-    "which Ansible does not provide: for the user that Ansible logs in as, add "
-    "Defaults:USER !requiretty"
+    "which Ansible does not provide: add Defaults:USER !requiretty to sudoers for the user that "
+    "Ansible logs in as"
 )
 
 
@@ -62,7 +63,7 @@ def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
     if user == "0" or result.get("skipped") or not result:
         because = ""
     elif user:
-        because = f"becoming root gives the user {user}"
+        because = f"the attempt to become root ended as user {user}"
     elif wrong:
         because = "sudo refuses the password"
     elif "password" in message or "password is required" in out:
@@ -70,7 +71,7 @@ def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
     elif "must have a tty" in out:
         because = f"sudo requires a terminal (requiretty in sudoers), {NO_TERMINAL}"
     elif "not found" in out:
-        because = "there is no sudo"
+        because = "sudo is not installed"
     else:
         said = [line.strip() for line in [*message.splitlines(), *out.splitlines()] if line.strip()]
         because = said[-1] if said else "the host did not respond"

@@ -14,7 +14,7 @@ version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
   - Accepts Ansible's spellings of true and false, and C(required).
-  - Anything else fails, because a typing error must not disable the protection of the hosts.
+  - Anything else fails, because a typo must not disable the protection of the hosts.
 options:
   _input:
     description: The variable's value.

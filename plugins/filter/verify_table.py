@@ -14,7 +14,7 @@ author: The ftcluster authors (@ftcluster)
 description: A row per host, with results of verify and facts of preflight.
 options:
   _input:
-    description: The output document of C(python -m ftcluster_train.health.verify).
+    description: The output of C(python -m ftcluster_train.health.verify).
     type: dict
     required: true
   reached:
@@ -113,16 +113,17 @@ def guard(hosts: Sequence[Mapping[str, Any]], reached: Collection[str]) -> list[
     callers = {who for host in open_ones for whos in host["calls"]["came"].values() for who in whos}
     if callers and callers <= ours:
         return [
-            "not verified that their ports are closed to others: this machine is one of the hosts"
+            "it was not verified that the hosts' ports are closed to others, because this machine "
+            "is one of the hosts"
         ]
     if open_ones:
         return []  # a finding reports this case
     if unsure:
         return [
-            "not verified that their ports are closed to others: this machine does not reach "
-            f"{', '.join(unsure)} by itself"
+            "it was not verified that the hosts' ports are closed to others, because this machine "
+            f"cannot connect directly to {', '.join(unsure)}"
         ]
-    return ["their ports are closed to this machine, which is not one of them"]
+    return ["the hosts' ports are closed to this machine, which is not one of the hosts"]
 
 
 def verify_table(
@@ -138,12 +139,12 @@ def verify_table(
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
         for cells in rows
     ]
-    count, together = len(report["hosts"]), "the packages are consistent"
+    count, together = len(report["hosts"]), ", whose packages are consistent"
     if count > 1:
-        together = f"the same {report['packages']} packages on each"
+        together = f" with the same {report['packages']} packages"
         milliseconds = f"{report['all_reduce_ms']:.1f} ms for 4 MiB"
-        together += f", an all-reduce over all ranks is correct ({milliseconds})"
-    lines.append(f"mpirun reached {count} host{'s' * (count > 1)}, {together}")
+        together += f"; an all-reduce over all ranks is correct ({milliseconds})"
+    lines.append(f"mpirun reached {count} host{'s' * (count > 1)}{together}")
     lines += guard(report["hosts"], reached)
     return [*lines, network(report["links"])] if report.get("links") else lines
 

@@ -22,7 +22,7 @@ ENTRY = struct.Struct("<HHI")  # tag, rights, id of a user or group
 USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 1, 2, 4, 8, 16, 32
 TAGS = (USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER)
 WRITE = 2
-WITHOUT = (errno.ENODATA, errno.ENOTSUP)  # the file has no such ACL; the file system has no ACLs
+WITHOUT = (errno.ENODATA, errno.ENOTSUP)  # no such ACL; file system without ACLs
 
 
 class AclEntry(NamedTuple):
@@ -48,10 +48,10 @@ def parse_acl(value: bytes) -> list[AclEntry]:
     """
     body = value[VERSION.size :]
     if value[: VERSION.size] != VERSION.pack(2) or len(body) % ENTRY.size:
-        raise ValueError("not the second version of the kernel's format")
+        raise ValueError("the ACL is not in version 2 of the kernel's format")
     entries = [AclEntry(*fields) for fields in ENTRY.iter_unpack(body)]
     if any(entry.tag not in TAGS or entry.rights > 7 for entry in entries):
-        raise ValueError("an entry with an unknown tag or unknown rights")
+        raise ValueError("an entry of the ACL has an unknown tag or unknown rights")
     return entries
 
 
@@ -62,7 +62,7 @@ def lets_others_write(
 
     Args:
         entries: entries of the ACL.
-        is_trusted: function of a user id.
+        is_trusted: function that returns True if the user with an id is trusted.
         groups: ids of the groups that may write.
 
     >>> theirs = [
@@ -86,7 +86,7 @@ def lets_others_write(
 
 
 def acl_of(descriptor: int, name: str) -> bytes:
-    """Return the value of an open file's or folder's ACL, or b"". O_PATH is enough."""
+    """Return an ACL of an open file or folder, or b""; an O_PATH descriptor is enough."""
     try:
         return os.getxattr(f"/proc/self/fd/{descriptor}", name)
     except OSError as error:
@@ -101,7 +101,7 @@ def has_acl(descriptor: int) -> bool:
 
 
 def remove_acl(descriptor: int) -> None:
-    """Remove both ACLs of an open file or folder; O_PATH is enough.
+    """Remove both ACLs of an open file or folder; an O_PATH descriptor is enough.
 
     The file's group keeps the rights that the ACL gives it. Otherwise the group would get the mask,
     the union of all rights in the ACL.

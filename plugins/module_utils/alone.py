@@ -48,7 +48,8 @@ def alone_in(folder: str | Path, seconds: float = 300) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     who = ", ".join(lock_holders(descriptor)) or "another setup"
                     raise ValueError(
-                        f"{who} has held {folder} for {seconds} s; wait for it to end, or end it"
+                        f"{who} has locked {folder} for more than {seconds} s; wait until it ends, "
+                        "or end it"
                     ) from None
                 time.sleep(0.1)
         yield
@@ -57,7 +58,7 @@ def alone_in(folder: str | Path, seconds: float = 300) -> Iterator[None]:
 
 
 def lock_holders(descriptor: int, processes: Path = Path("/proc")) -> list[str]:
-    """Return the processes that hold a lock (flock) on an open file, each with its user, as texts.
+    """Return the processes that hold a lock (flock) on an open file, such as "process 7 of root".
 
     The holder may be anyone: a user who can open a folder can lock it. The kernel lists all locks.
     """

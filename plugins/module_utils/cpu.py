@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Detects the generation of a Xeon, and whether its AMX can be used."""
+"""Detects the generation of a Xeon, and if this process can use AMX."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ GENERATIONS = {
     207: "Emerald Rapids",
     221: "Clearwater Forest",
 }
-# Three generations have the model number 85. An entry has a generation, a CPU flag that it
-# introduced, and its first stepping. Without a match, the CPU is a Skylake.
+# Three generations have the model number 85. Each entry is a generation, a CPU flag that it
+# introduced, and its first stepping. A CPU that matches no entry is a Skylake.
 OF_MODEL_85 = (("Cooper Lake", "avx512_bf16", 10), ("Cascade Lake", "avx512_vnni", 5))
 
 DIAMOND_RAPIDS = (19, 1)  # family and model
@@ -42,7 +42,7 @@ XFEATURE_XTILEDATA = 18
 def generation(vendor: str, family: int, model: int, stepping: int, flags: Collection[str]) -> str:
     """Return the name of an Intel server CPU's generation, or "other".
 
-    The arguments are fields of /proc/cpuinfo; `vendor` is a text such as GenuineIntel.
+    The arguments are fields of /proc/cpuinfo; `vendor` is a string such as GenuineIntel.
     """
     if vendor == "GenuineIntel" and (family, model) == DIAMOND_RAPIDS:
         return "Diamond Rapids"
@@ -67,7 +67,7 @@ def call_kernel(number: int, *arguments: Any) -> int:
 
 
 def amx_state(flags: Collection[str], syscall: Callable[..., int] = call_kernel) -> str:
-    """Return "usable", "refused" or "absent" for the AMX of this process.
+    """Return the state of AMX for this process: "usable", "refused" or "absent".
 
     A check of the kernel's version is not enough: distributions backport AMX to older kernels, and
     a sandbox may refuse AMX on a new kernel.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-# Each entry has the kind of the error, a pattern of the programs' messages, and our message. The
+# Each entry is the kind of an error, a pattern of the programs' messages, and our message. The
 # first match counts. pip's messages come from OpenSSL and urllib3, apt's messages from GnuTLS
 # (OpenSSL since Debian 13), and dnf's messages from libcurl and OpenSSL.
 KINDS = (
@@ -23,13 +23,13 @@ KINDS = (
     (
         "untrusted",
         r"unable to get (?:local )?issuer|self[- ]signed certificate|issuer is unknown",
-        "no CA that {who} trusts has signed the certificate of {mirror}",
+        "the certificate of {mirror} is not signed by a CA that {who} trusts",
     ),
     (
         "password",
         r"Tunnel connection failed: 407|407 +Proxy Authentication Required"
         r"|CONNECT tunnel failed, response 407|Received HTTP code 407 from proxy",
-        "the proxy {proxy} requires a user and a password for {mirror}",
+        "the proxy {proxy} requires a user name and a password to connect to {mirror}",
     ),
     (
         "refused",
@@ -43,7 +43,7 @@ KINDS = (
         "proxy",
         r"(?:Cannot|Unable to) connect to proxy.*?(?P<said>Connection refused|Name or service not"
         r" known|timed out|No route to host|Temporary failure in name resolution)",
-        "the proxy {proxy} does not answer: {said}",
+        "the proxy {proxy} does not respond: {said}",
     ),
 )
 # messages of apt and libcurl that do not mention the proxy
@@ -56,7 +56,7 @@ BECAUSE = re.compile("Connection refused|timed out|No route to host")
 
 
 def redacted(text: str) -> str:
-    """Hide the credentials in the URLs of a text.
+    """Hide the credentials in the URLs of a string.
 
     >>> redacted("from https://me:secret@mirror.site/simple")
     'from https://****@mirror.site/simple'
@@ -71,11 +71,11 @@ def cause(text: str, mirror: str, proxy: str, who: str) -> tuple[str, str] | Non
         text: output of the program.
         mirror: host that the packages come from.
         proxy: configured proxy, or "" if unknown.
-        who: machine that must trust the CA, for the sentence.
+        who: name of the machine that must trust the CA, as a part of the sentence.
 
     >>> said = "Could not connect to 10.0.0.9:3128 (10.0.0.9). - connect (111: Connection refused)"
     >>> cause(said, "mirror.site", "", "the host")
-    ('proxy', 'the proxy 10.0.0.9:3128 does not answer: Connection refused')
+    ('proxy', 'the proxy 10.0.0.9:3128 does not respond: Connection refused')
     """
     for kind, pattern, words in KINDS:
         if found := re.search(pattern, text, re.DOTALL):
@@ -88,6 +88,6 @@ def cause(text: str, mirror: str, proxy: str, who: str) -> tuple[str, str] | Non
         named = found["host"] + (f":{found['port']}" if found["port"] else "")
         because = BECAUSE.search(text)
         said = f": {because[0]}" if because else ""
-        said = ": its name is not known" if "resolve" in text else said
-        return "proxy", f"the proxy {named} does not answer{said}"
+        said = ": its name cannot be resolved" if "resolve" in text else said
+        return "proxy", f"the proxy {named} does not respond{said}"
     return None

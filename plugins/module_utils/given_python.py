@@ -55,7 +55,7 @@ def given_python(
     try:
         real = Path(path).resolve(strict=True)
         if not (real.is_file() and os.access(real, os.X_OK)):
-            raise RefusedPath(path, "is no program", ANOTHER)
+            raise RefusedPath(path, "is not an executable file", ANOTHER)
         if has_root:
             _refuse_unguarded(path)
             for part in (real, *_library(real)):
@@ -77,7 +77,7 @@ def given_python(
         raise RefusedPath(path, f"does not run: {said}", ANOTHER)
     kind, version, missing = answer.groups()
     if kind != "CPython":
-        raise RefusedPath(path, f"is {kind}, and the wheels are for CPython", ANOTHER)
+        raise RefusedPath(path, f"is {kind}, but the wheels are built for CPython", ANOTHER)
     if missing:
         raise RefusedPath(
             path,
@@ -144,6 +144,6 @@ def _refuse_unreachable(path: Path, account: str) -> None:
         if not part.stat().st_mode & needed:
             raise RefusedPath(
                 part,
-                f"{account}, the account that trains, may not read it",
+                f"the training account {account} may not read it",
                 "copy the Python to a folder that all accounts may read, such as /opt",
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 COUNTERS = "/proc/vmstat"
 OUT_OF_MEMORY = (
-    "was killed by the kernel: the host is out of memory; end other programs there, or give it more"
+    "was killed by the kernel: the host is out of memory; end other programs there, or add memory"
 )
 
 
@@ -28,7 +28,7 @@ def why_killed(code: int, short_of_memory: bool) -> str:
 
     Args:
         code: exit code of the program, as subprocess returns it.
-        short_of_memory: True if the kernel killed a process to free memory meanwhile.
+        short_of_memory: True if the kernel killed a process to free memory while the program ran.
     """
     if code >= 0:
         return ""

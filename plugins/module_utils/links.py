@@ -17,7 +17,7 @@ DEVICES = Path("/dev")
 def hardware(interface: Path) -> list[Path]:
     """Return the folders of the hardware interfaces that an interface uses (bond, bridge, VLAN).
 
-    A software interface such as veth or tun uses no hardware; the speed in its folder is invented.
+    A software interface such as veth or tun uses no hardware; the kernel invents its speed.
     """
     if (interface / "device").exists():
         return [interface]

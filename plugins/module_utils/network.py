@@ -17,13 +17,13 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.links import (
     link_speed,
 )
 
-MOST_TRIED = 4  # maximum number of host names to resolve; a name without a response takes seconds
+MOST_TRIED = 4  # maximum number of names to resolve; an unanswered query takes seconds
 # documentation addresses (RFC 5737, RFC 3849): only the default route leads to them
 FAR_AWAY = ((socket.AF_INET, "203.0.113.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def plain(text: str) -> str:
-    """Convert an address to its canonical form; return "" if the text is not an address.
+    """Convert an address to its canonical form; return "" if the string is not an address.
 
     IPv4-mapped IPv6 addresses become IPv4; brackets and scopes (%eth0) are removed.
     """
@@ -35,7 +35,7 @@ def plain(text: str) -> str:
 
 
 def is_loopback(text: str) -> bool:
-    """Return True if a text is a loopback address."""
+    """Return True if a string is a loopback address."""
     return bool(plain(text)) and ipaddress.ip_address(plain(text)).is_loopback
 
 
@@ -93,8 +93,8 @@ def source_address(
     """Return this host's source address for connections to other hosts, or "".
 
     Args:
-        others: addresses or names of other hosts; the first host with a route counts. Without
-            hosts, the default route counts.
+        others: addresses or names of other hosts; the first host with a route determines the
+            address. If there is none, the default route does.
     """
     known = (address for name in others for address in resolve(name))
     towards = [
@@ -167,8 +167,8 @@ def choose_address(
     4. the source address for connections to other hosts, or of the default route;
     5. the inventory's address, unchanged.
 
-    mpirun supports only IPv4. Therefore an IPv4 address of the same interface, if it has one,
-    replaces an IPv6 address that the user did not set.
+    mpirun supports only IPv4. Therefore an IPv6 address that the user did not set is replaced by an
+    IPv4 address of the same interface, if the interface has one.
 
     The interface is "" if no interface has the address, and "lo" for loopback.
 

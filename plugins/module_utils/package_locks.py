@@ -28,7 +28,7 @@ PID_FILES = (
 )
 FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 MOST_COMMAND = 120  # characters of a command in a message
-MOST_PID_FILE = 32  # bytes
+MOST_PID_FILE = 32  # bytes of a file to read
 
 
 @dataclass(frozen=True)

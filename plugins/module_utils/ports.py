@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Reads the ephemeral TCP ports of a host, and the ports at which programs listen."""
+"""Reads the ephemeral TCP ports of a host, and the ports on which programs listen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_loopback(address: str) -> bool:
 
 
 def listeners(read: Callable[[str], str]) -> dict[int, set[int]]:
-    """Return the ports at which programs listen for other hosts, each with the users' ids."""
+    """Return the ports on which programs accept other hosts' connections, with their user ids."""
     found: dict[int, set[int]] = {}
     for name in ("tcp", "tcp6"):
         for line in read(f"/proc/net/{name}").splitlines()[1:]:

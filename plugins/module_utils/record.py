@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 FORMAT = 1
-MOST = 200_000  # maximum characters; an event of Ansible has 700 kB for all facts
+MOST = 200_000  # maximum characters; all facts share one Ansible event of 700 kB
 SECTIONS = ("drained", "all_reduce", "tunings")
 
 
@@ -23,7 +23,7 @@ def wrong_format(number: object) -> str:
 
 
 def parse_record(text: str) -> dict[str, dict[str, Any]]:
-    """Return the sections of a record, each a mapping of named entries; {} for an empty text.
+    """Return the sections of a record, each a mapping of named entries; {} for an empty string.
 
     Raises:
         ValueError: the text is not a record, or has another format.
@@ -44,7 +44,7 @@ def parse_record(text: str) -> dict[str, dict[str, Any]]:
 
 
 def refuse_unmeasured(changes: Mapping[str, Any]) -> None:
-    """Check that all measurements are numbers; the training account's programs could forge them.
+    """Check that all measurements are numbers, because the account's programs could forge them.
 
     Raises:
         ValueError: a measurement is not a number.
@@ -55,11 +55,12 @@ def refuse_unmeasured(changes: Mapping[str, Any]) -> None:
         of_sizes = sizes.values() if isinstance(sizes, dict) else [sizes]
         for times in [measured.get("ms"), *of_sizes]:
             if not isinstance(times, dict):
-                raise ValueError(f"the all-reduces that {by} measured are not a mapping")
+                raise ValueError(f"the all-reduce times measured by {by} must be a mapping")
             for backend, ms in times.items():
                 if not isinstance(ms, (int, float)) or not math.isfinite(ms) or not ms > 0:
                     raise ValueError(
-                        f"the all-reduce of {backend!a} that {by} measured took {ms!a} ms"
+                        f"the all-reduce time of {backend!a}, measured by {by}, must be a positive "
+                        f"number of milliseconds, got {ms!a}"
                     )
 
 
@@ -95,5 +96,5 @@ def rendered(sections: Mapping[str, Mapping[str, Any]]) -> str:
         if len(text) <= MOST:
             return text
         if not tunings:
-            raise ValueError(f"it would have more than {MOST} characters")
+            raise ValueError(f"it would be longer than the limit of {MOST} characters")
         del tunings[next(iter(tunings))]

@@ -51,13 +51,13 @@ def nearest_existing(folder: Path) -> Path:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes for an ordinary user on the disk of a folder, which may be missing."""
+    """Return the bytes that an ordinary user can write on a (possibly missing) folder's disk."""
     state = os.statvfs(nearest_existing(folder))
     return state.f_bavail * state.f_frsize
 
 
 def is_read_only(folder: Path) -> bool:
-    """Return True if the file system of a folder, which may be missing, is mounted read-only."""
+    """Return True if the file system of a (possibly missing) folder is mounted read-only."""
     try:
         return bool(os.statvfs(nearest_existing(folder)).f_flag & os.ST_RDONLY)
     except OSError:
@@ -65,10 +65,10 @@ def is_read_only(folder: Path) -> bool:
 
 
 def os_problem(error: OSError, path: object) -> str:
-    """Return a message about an error of the system at a path, with advice if it is read-only.
+    """Return a message about an OSError, with advice if the file system is read-only.
 
     Args:
-        path: path for the message if the error has none.
+        path: path that the message names if the error names none.
     """
     where = error.filename or path
     advice = f": {READ_ONLY_HINT}" if error.errno == errno.EROFS else ""
@@ -84,7 +84,7 @@ def libc() -> str:
 
 
 def number(text: str) -> int:
-    """Convert a text to a whole number; return 0 if the text is not a number."""
+    """Convert a string to a whole number; return 0 if it is not a number."""
     return int(text) if text.isdigit() else 0
 
 
@@ -118,7 +118,7 @@ def cpu_quota(read_file: Reader = read) -> float | None:
 
 
 def whole_cores(quota: float) -> int:
-    """Return the number of cores that a plan may use with a quota, at least one."""
+    """Return the number of cores that a plan may use under a CPU quota, at least one."""
     return max(1, int(quota))
 
 
@@ -159,7 +159,7 @@ def is_hbm(node: int, near: int | None, cpu_model: str, read_file: Reader = read
 def topology(
     allowed: set[int], memory: int, cpu_model: str = "", read_file: Reader = read
 ) -> tuple[int, int, list[dict[str, Any]]]:
-    """Return the number of sockets, the number of physical cores, and the NUMA nodes of some CPUs.
+    """Return the number of sockets, the number of physical cores, and the NUMA nodes of CPUs.
 
     Args:
         allowed: ids of the CPUs that this process may use.
@@ -227,14 +227,14 @@ def topology(
         if not facts["cores"] and not has[facts["node"]]:
             facts["hbm"] = is_hbm(facts["node"], facts["near"], cpu_model, read_file)
     if len(online) == 1:
-        # the node may not count memory that a hypervisor added later
+        # the node's size may not include memory that a hypervisor added later
         nodes[0]["memory_bytes"] = memory
     # count cores directly: emulated nodes share cores, so a sum would count cores twice
     return len(packages), len(first), nodes
 
 
 def memory_bytes(read_file: Reader = read) -> int:
-    """Return the memory in bytes that a process may use, within limits of cgroups."""
+    """Return the memory in bytes that a process may use, within the limits of its cgroups."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     mems = memory_allowed(read_file)
     sizes = {

@@ -21,7 +21,7 @@ HOST_NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,252}")
 
 
 class InUse(ValueError):
-    """A run uses the stack; the message names the run and has advice."""
+    """A run uses the stack; the message names the run and says what to do."""
 
 
 @contextlib.contextmanager
@@ -54,9 +54,10 @@ def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
     """Return the error message; if no run is known, name the processes that hold the lock."""
     if holders:
         return (
-            f"{', '.join(holders)} {'has' if len(holders) == 1 else 'have'} a lock on the stack "
-            f"{stack.name} here, so the stack cannot be changed or removed; end "
-            f"{'it' if len(holders) == 1 else 'them'}, or wait for the end"
+            f"{', '.join(holders)} {'holds' if len(holders) == 1 else 'hold'} a lock on the stack "
+            f"{stack.name} here, so the stack cannot be changed or removed; wait for "
+            f"{'this process' if len(holders) == 1 else 'these processes'} to end, or end "
+            f"{'it' if len(holders) == 1 else 'them'}"
         )
     who = f"the run{'s' * (len(runs) > 1)} {', '.join(runs)}" if runs else "a run"
     folder = stack.parents[1] / "runs"
@@ -71,7 +72,10 @@ def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
 
 
 def as_owner(folder: Path) -> str:
-    """Return the sudo prefix to run a command as a folder's owner, whom root must not trust."""
+    """Return the sudo prefix that runs a command as a folder's owner; "" for the current user.
+
+    Root must not run the command itself, because it does not trust the owner.
+    """
     try:
         uid = folder.stat().st_uid
     except OSError:
@@ -92,7 +96,7 @@ def runs_on(stack: str | Path, processes: Path = Path("/proc")) -> list[str]:
 
 
 def runs_beyond(prefix: Path, members: Sequence[str], processes: Path = Path("/proc")) -> list[str]:
-    """Return an error message for each run of this head that uses a host outside of the cluster.
+    """Return an error message for each run of this head that uses a host outside the cluster.
 
     Args:
         prefix: folder of the cluster.
@@ -106,9 +110,9 @@ def runs_beyond(prefix: Path, members: Sequence[str], processes: Path = Path("/p
         names = [name for name, address in others if address not in members]
         if names:
             messages.append(
-                f"run {run} uses {', '.join(names)}, which the inventory does not have: keep it in "
-                f"the inventory until the run ends (ftcluster stop {run} ends it now); to keep new "
-                f"runs away from it: ftcluster hosts drain {' '.join(names)}"
+                f"run {run} uses {', '.join(names)}, missing from the inventory: keep all hosts of "
+                f"the run in the inventory until it ends (ftcluster stop {run} ends it now); to "
+                f"keep new runs off a host: ftcluster hosts drain {' '.join(names)}"
             )
     return messages
 

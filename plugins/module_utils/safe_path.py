@@ -225,9 +225,9 @@ def opened_parent(
 
     Args:
         path: a path whose last part may be missing.
-        follow: True to follow a link if it is the last part; the folder is then the target's.
+        follow: True to follow a link in the last part; the yielded folder then contains the target.
         make: True to create missing folders of the path.
-        guarded: True to reject a path that a less trusted user could change.
+        guarded: True to reject a path if a less trusted user could replace a part of it.
 
     Raises:
         RefusedPath: the path is unsafe; the message names the part, its owner and what to do.
@@ -303,14 +303,14 @@ def read_text(path: str | Path) -> str | None:
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 content = file.read(MOST_BYTES + 1)
             if len(content) > MOST_BYTES:
-                raise RefusedPath(path, f"has more than {MOST_BYTES >> 20} MiB", AGAIN)
+                raise RefusedPath(path, f"is larger than {MOST_BYTES >> 20} MiB", AGAIN)
             return content.decode("utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 def difference(path: str | Path, before: str | None, after: str | None) -> dict[str, str]:
-    """Return the difference that Ansible shows for a changed file; None means a missing file."""
+    """Return the difference that Ansible shows for a changed file; None stands for no file."""
     name = str(path)
     texts = {"before": before or "", "after": after or ""}
     return {"before_header": name, "after_header": name, **texts}

@@ -63,7 +63,7 @@ def unchanged(folders: Iterable[Path], parent: str | Path, seconds: float) -> li
 
 
 def _read(record: Path) -> dict[str, list[Any]]:
-    """Return [boot, last change, seconds since the boot] by folder; {} if the record is damaged."""
+    """Return [boot id, last change, uptime in seconds] by folder; {} if the record is damaged."""
     try:
         found = json.loads(read_text(record) or "")
         good = isinstance(found, dict) and all(

@@ -11,7 +11,7 @@ description:
   - Reads the stacks and their locks on the control node, compares them with the hosts' facts, and
     returns the choice, its reason and each host's problems as the fact C(torch_stack_choice).
     Changes nothing on any host.
-  - Unpacks and verifies a bundle into the control node's cache.
+  - Verifies a bundle and unpacks it into the control node's cache.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -52,7 +52,7 @@ options:
     description:
       - Sources of wheels - C(index_url), C(find_links), C(indexes) - to be tested with one package
         that the control node lacks. A problem is reported for the first host.
-      - Without it, nothing is downloaded.
+      - If omitted, nothing is downloaded.
     type: dict
 attributes:
   check_mode:

@@ -19,8 +19,9 @@ extends_documentation_fragment:
 options:
   changes:
     description:
-      - Entries by section, C(drained), C(all_reduce) or C(tunings), and by their name in it.
-      - A null entry is removed.
+      - Entries to set, as a mapping of each section - C(drained), C(all_reduce) or C(tunings) - to
+        its entries by name.
+      - An entry whose value is null is removed.
     type: dict
     default: {}
   start:

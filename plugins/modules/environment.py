@@ -6,16 +6,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: environment
-short_description: An immutable Python environment from wheels that are downloaded only once
+short_description: Creates an immutable Python environment from wheels downloaded only once
 description:
-  - Makes a Python environment from a list of exact versions. The control node downloads the wheels
-    once for all hosts with the same Python and C library. Every host verifies each wheel's SHA-256
-    before it installs anything, so a host needs no access to a package index.
+  - Creates a Python environment from a list of exact versions. The control node downloads the
+    wheels once for all hosts with the same Python and C library. Every host verifies each wheel's
+    SHA-256 before it installs anything, so a host needs no access to a package index.
   - A finished environment is never changed while the list stays the same. With another list, or
-    after an interruption, it is made again.
+    after an interruption, it is created again.
   - uv, which must be in the list, installs the wheels. The host needs neither pip nor venv.
   - With O(layer), adds wheels to an existing environment, and replaces them when they differ.
-  - With O(base), makes a folder of packages for another environment, which stays unchanged.
+  - With O(base), creates a folder of packages that extend an existing environment, and leaves that
+    environment unchanged.
   - An environment that a run uses is not changed; the module fails and names the run.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -60,7 +61,8 @@ options:
     description: A folder on the control node with all wheels, such as an unpacked bundle.
     type: path
   wheels_sha256:
-    description: The required SHA-256 of each of O(wheels), in their order. Default - any.
+    description: The required SHA-256 of each of O(wheels), in their order. By default, any hash is
+        accepted.
     type: list
     elements: str
   wheels:
@@ -72,16 +74,16 @@ options:
     type: str
   base:
     description:
-      - An environment whose Python and uv are used. O(path) then has only packages, below
-        C(lib/python*/site-packages), and gets its name when it is completely on the disk.
+      - An environment whose Python and uv are used. O(path) then contains only packages, below
+        C(lib/python*/site-packages). The folder gets its final name once all files are on the disk.
     type: path
   python:
-    description: The Python that the environment is made from. Default - Ansible's Python.
+    description: The Python that the environment is based on. The default is Ansible's Python.
     type: path
   cache:
     description:
       - The folder on the control node that wheels are downloaded to.
-      - Default - C(ftcluster/wheels) in the user's cache folder.
+      - The default is C(ftcluster/wheels) in the user's cache folder.
     type: path
 attributes:
   check_mode:
@@ -90,7 +92,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Make the environment
+- name: Create the environment
   ftcluster.cluster.environment:
     path: /opt/tool/1.2
     requirements: "{{ playbook_dir }}/tool-1.2.txt"
@@ -179,7 +181,7 @@ def is_whole(path: Path) -> bool:
 
 
 def has_its_files(package: Path) -> bool:
-    """Return True if a package has all files in its RECORD; may raise OSError, ValueError."""
+    """Return True if all files in a package's RECORD exist; may raise OSError or ValueError."""
     record = f"{package.name}/RECORD"  # it lists itself without a size
     with (package / "RECORD").open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
@@ -199,13 +201,15 @@ def check(folder: Path, sha256: Mapping[str, str]) -> None:
     arrived = {path.name: path for path in folder.iterdir()}
     if arrived.keys() != sha256.keys():
         different = ", ".join(sorted(arrived.keys() ^ sha256.keys()))
-        raise ValueError(f"{different}: sent or expected, but not both; run setup again")
+        raise ValueError(
+            f"the wheels that arrived are not those that were sent ({different}); run setup again"
+        )
     for name, path in arrived.items():
         digest = file_sha256(path)
         if digest.hexdigest() != sha256[name]:
             raise ValueError(
-                f"{name} arrived with the sha256 {digest.hexdigest()}, not {sha256[name]}; "
-                "it was changed on the way or on the control node: run setup again"
+                f"the SHA-256 of {name} is {digest.hexdigest()} here, but {sha256[name]} was "
+                "sent; the file was changed on the way or on the control node: run setup again"
             )
 
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: files
-short_description: Several small text files and folders in one task
+short_description: Creates several small text files and folders in one task
 description:
   - Brings folders and small text files into the described state, in the given order.
   - Needs one round trip, whereas M(ansible.builtin.file) and M(ansible.builtin.copy) need one or
     two for each file. A run without changes spends most of its time on these round trips.
-  - A file is replaced as a whole by renaming, so a reader sees the old text or the new one.
+  - A file is replaced as a whole by renaming, so a reader sees either the old text or the new text.
   - Setting a mode or an owner also removes access control lists, which is reported as a change.
-  - Rejects links in any part of a path that a less trusted user may have made, and paths that are
-    neither folders nor regular files without hard links. Root also refuses to keep its files in a
+  - Rejects a path if any part of it is a link that a less trusted user may have made, or if it is
+    neither a folder nor a regular file with a single name. Root also refuses to keep its files in a
     folder that others may change.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -45,11 +45,11 @@ options:
         description: Permissions in octal digits, quoted.
         type: str
       owner:
-        description: The user's name. Empty - the owner is not changed.
+        description: The user's name. If empty, the owner is not changed.
         type: str
         default: ""
       group:
-        description: The group's name. Empty - the group is not changed.
+        description: The group's name. If empty, the group is not changed.
         type: str
         default: ""
 """
@@ -158,7 +158,7 @@ def set_attributes(
         if stat.S_ISREG(state.st_mode) and state.st_nlink > 1:
             raise RefusedPath(
                 path,
-                f"is one of {state.st_nlink} hard links of a file, which may be another user's",
+                f"is one of {state.st_nlink} hard links to a file that may be another user's",
                 AGAIN,
             )
         os.fchown(descriptor, uid, gid)

@@ -49,7 +49,8 @@ has_table:
   type: bool
 state:
   description: >-
-    V(none) if setup has made no rules, V(loaded) if they are in force, else V(gone).
+    V(none) if setup has written no rules, V(loaded) if its rules are in force, and V(gone) if they
+    are not.
   returned: success
   type: str
   sample: loaded
@@ -59,7 +60,7 @@ digest:
   type: str
   sample: 0123456789abcdef
 ports:
-  description: The ports and ranges that the file of the rules closes.
+  description: The ports and ranges that the rules in the file close.
   returned: success
   type: str
   sample: 29500-29999, 32768-60999
@@ -69,7 +70,9 @@ ssh_port:
   type: str
   sample: "22"
 unit:
-  description: The state of C(ftcluster-firewall.service) in systemd, enabled and active.
+  description: >-
+    The output of C(systemctl is-enabled) and C(systemctl is-active) for
+    C(ftcluster-firewall.service).
   returned: success
   type: str
   sample: enabled active
@@ -90,7 +93,7 @@ RULES = Path("/etc/ftcluster/firewall.nft")
 UNIT = "ftcluster-firewall.service"
 FOLDERS = ["/usr/sbin", "/sbin"]  # may be missing in a user's search path
 DIGEST = re.compile(r'comment "ftcluster ([0-9a-f]+)"')
-# comments of chains and of statements; libnftables-json(5)
+# families of tables, and names of statements; libnftables-json(5)
 FAMILIES = ("inet", "ip", "ip6")
 DROPS = {"drop", "reject"}
 HARMLESS = {"counter", "log"}

@@ -9,12 +9,12 @@ module: follow
 short_description: Follows the events of a training run
 description:
   - Appends each new line of a run's C(events.jsonl) to a file on the control node, over Ansible's
-    connection, until the run's C(end) event. A command on the host waits for new lines, so an idle
-    run costs three sessions a minute.
+    connection, until the run's C(end) event. A command on the host waits for new lines, so
+    following an idle run needs only three sessions per minute.
   - Continues at the end of the local file, so an interrupted follower can be restarted.
-  - If the events have more than 8 MiB, the first copy has the beginning, the end, and samples
-    between them, each at its position; the rest of the file is a hole.
-  - Of a log, only the last 4 MiB and later lines are copied.
+  - If the file of events is larger than 8 MiB, the first copy contains only its beginning, its end
+    and samples in between, each at its original position; the rest of the copy is a hole.
+  - Only the last 4 MiB of a log, and the lines that are written later, are copied.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -43,10 +43,11 @@ options:
   prompts:
     description: >-
       A file on the control node whose new lines are added to the run's C(prompts.jsonl) while the
-      run waits for them. An empty line every 15 s is a sign of life of the user.
+      run waits for them. An empty line every 15 s shows that the user is still
+      connected.
     type: path
   poll_seconds:
-    description: Pause after new data. It grows to 2 s while there is always new data.
+    description: Pause in seconds after new data. It grows to 2 s while every read returns new data.
     type: float
     default: 0.5
 """

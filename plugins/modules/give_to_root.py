@@ -13,7 +13,7 @@ description:
     lists would let other users read its files.
   - Files of other users keep their owner, even if the account has made a hard link to such a file.
   - Follows no links, and does not enter file systems that are mounted in the folder. RV(left) lists
-    these file systems and files whose owner has no account. A missing folder is no error.
+    these file systems and files whose owner has no account. A missing folder is not an error.
   - Run it after the account's processes have ended.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -40,7 +40,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 given:
-  description: The number of files and folders with the new owner root.
+  description: The number of files and folders whose owner was changed to root.
   returned: success
   type: int
 left:
@@ -69,14 +69,14 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 FOLDER = READ | os.O_DIRECTORY
-MOST_LEFT = 20  # listed paths
+MOST_LEFT = 20  # maximum number of listed paths
 
 
 class Remains:
-    """The paths that keep an owner without an account.
+    """The paths that were not given to root although their owner has no account.
 
     Attributes:
-        left: the paths with the user ids of their owners, at most MOST_LEFT.
+        left: paths with the user ids of their owners, at most MOST_LEFT.
         uid: user id of the account that is removed; it counts as an owner without an account.
     """
 

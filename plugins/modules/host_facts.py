@@ -10,8 +10,8 @@ short_description: Reads the facts of a host that a training cluster needs
 description:
   - Reads CPU, cores, NUMA nodes, memory, free space, network, system, Python and allocator of a
     host.
-  - Limits of the process count, that is its CPU set and cgroup quota, because ranks run within
-    them.
+  - Counts only the CPUs and memory that the CPU set and the cgroup of the process allow, because
+    ranks run within the same limits.
   - The action plugin of the same name also measures the host's clock.
   - Changes nothing and needs no privileges.
 version_added: 0.1.0
@@ -22,7 +22,7 @@ options:
   prefix:
     description:
       - Folder of the cluster on this host.
-      - Default - C(/opt/ftcluster) if root is available, else C(~/.local/share/ftcluster).
+      - The default is C(/opt/ftcluster) if root is available, else C(~/.local/share/ftcluster).
     type: path
     default: ""
   has_root:
@@ -46,7 +46,8 @@ options:
   other_hosts:
     description:
       - Addresses or names of other hosts of the cluster.
-      - If nothing else determines the host's address, it is the source address towards these hosts.
+      - If nothing else determines the host's address, it is the source address of connections to
+        these hosts.
     type: list
     elements: str
     default: []
@@ -61,9 +62,9 @@ options:
     default: ""
   python:
     description:
-      - The absolute path of the Python that the stack is to be made from.
+      - The absolute path of the Python that the stack will be based on.
       - If root is available, this Python and everything that it imports must belong to root.
-      - Default - the Pythons on the search path.
+      - By default, the Pythons on the search path are considered.
     type: str
     default: ""
 """
@@ -77,7 +78,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 facts:
-  description: The facts; sizes are in bytes, and unknown texts are empty.
+  description: The facts. Sizes are in bytes, and unknown strings are empty.
   returned: always
   type: dict
   contains:
@@ -127,8 +128,8 @@ facts:
         - The NUMA nodes with usable cores or memory. C(cores) counts physical cores within the CPU
           set, without the cgroup quota. It is 0 if only the memory may be used, as in flat HBM
           mode.
-        - C(cpus) has the number of the first usable hardware thread of each core. C(socket_cpus)
-          has all usable hardware threads of these cores, by socket.
+        - C(cpus) lists the first usable hardware thread of each core. C(socket_cpus) lists all
+          usable hardware threads of these cores, by socket.
         - C(memory_bytes) is 0 if the node has no memory or the host's cpuset forbids its memory.
         - For a node without usable cores, C(near) is the nearest node with usable cores. For a node
           with cores and without memory, it is the nearest node with usable memory. Otherwise it is
@@ -188,14 +189,15 @@ facts:
       {description: Installed libraries that libfabric's RDMA providers need.,
        type: list, elements: str, sample: [libibverbs.so.1, librdmacm.so.1]}
     locks_memory:
-      {description: True if the task's user may lock all memory., type: bool, sample: false}
+      {description: True if the task's user may lock any amount of memory.,
+       type: bool, sample: false}
     network_address:
       {description: The address at which other hosts reach this host., type: str, sample: 10.0.0.13}
     network_interface:
       {description: The interface with this address; empty if none has it.,
        type: str, sample: eth0}
     ssh_port:
-      {description: "The port of the SSH connection, behind NAT the inner one; 0 without SSH.",
+      {description: "The host's own port of the SSH connection, even behind NAT; 0 without SSH.",
        type: int, sample: 22}
     prefix: {description: Folder of the cluster., type: str, sample: /opt/ftcluster}
     prefix_writable:
@@ -284,9 +286,9 @@ facts:
       sample: [32768-60999]
     services:
       description:
-        - Ports at which programs of accounts other than O(rank_user) listen for other hosts, with
-          the account. Only C(local_ports) and 29500 to 29999 are checked, without the port of the
-          SSH connection.
+        - Ports on which programs of accounts other than O(rank_user) accept connections from other
+          hosts, with the account. Only C(local_ports) and 29500 to 29999 are checked, without the
+          port of the SSH connection.
       type: list
       elements: dict
       sample: [{port: 40000, user: statd}]
@@ -358,7 +360,7 @@ FLAGS = (
     "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
 )  # fmt: skip
 MINORS = range(8, 16)  # Python 3.8 is the oldest version that Ansible supports on hosts
-# names of the library, with and without the profiler, and folders where distributions install it
+# file names of the tcmalloc library, with and without its profiler
 TCMALLOC = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 OPENMP = ("libiomp5.so",)
 # libraries that Intel MPI's libfabric providers need and a stack does not contain
@@ -388,7 +390,7 @@ def writable(folder: Path, has_root: bool = False) -> bool:
 
 
 def read_only(prefix: Path) -> list[str]:
-    """Return the prefix, or else its folders, that are on a file system mounted read-only."""
+    """Return the prefix if it is mounted read-only, or else the folders in it that are."""
     if is_read_only(prefix):
         return [str(prefix)]
     folders = (prefix / name for name in WRITTEN)
@@ -411,7 +413,7 @@ def noexec(folder: Path) -> dict[str, str] | None:
     if not os.statvfs(nearest_existing(folder)).f_flag & os.ST_NOEXEC:
         return None
     return {
-        "what": f"{folder} is on a file system that is mounted noexec, so that nothing there runs",
+        "what": f"{folder} is on a file system that is mounted noexec, so no program there can run",
         "hint": "choose another folder with -e ftcluster_prefix=DIR, or mount it without noexec",
     }
 
@@ -533,7 +535,7 @@ def finished_stacks(prefix: Path) -> list[str]:
 def node_package(prefix: Path) -> str:
     """Return the version of the node package in the stack in use, or "".
 
-    A development build without formats.py has the version of the next release.
+    A development build without formats.py names the next release; return it with the suffix .dev0.
     """
     try:
         found = sorted(

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: mesh_head
-short_description: The head's key, known hosts and SSH configuration for a cluster
+short_description: Manages the head's key, known hosts and SSH configuration for a cluster
 description:
   - Keeps everything that the head needs to reach the other hosts in one folder, apart from the
     user's own SSH settings. C(ssh -F <folder>/ssh_config NAME) uses this folder.
-  - Makes an Ed25519 key unless there is one. The private key never leaves the head.
+  - Creates an Ed25519 key if there is none. The private key never leaves the head.
   - Trusts only the host keys in O(members).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -35,7 +35,7 @@ options:
     default: ""
   members:
     description:
-      - The hosts. Hosts of earlier calls that are missing here are kept if O(names) has them.
+      - The hosts to add or change. Hosts from earlier calls are kept if O(names) lists them.
     type: list
     elements: dict
     default: []
@@ -69,7 +69,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Make the head's key
+- name: Create the head's key
   ftcluster.cluster.mesh_head:
     folder: /opt/ftcluster/mesh
   register: head
@@ -107,7 +107,7 @@ if TYPE_CHECKING:
 KEY = "id_ed25519"
 RECORD = "mesh.json"
 FORMAT = 1  # format of RECORD; a record without a format number has format 0
-# These settings end the connection to a host without power in seconds instead of minutes.
+# With these timeouts, a connection to a host without power ends in seconds instead of minutes.
 SETTINGS = {
     "BatchMode": "yes",
     "ConnectTimeout": "5",
@@ -142,7 +142,7 @@ def wrong_words(members: Members) -> list[str]:
         if not WORD.fullmatch(member[key])
     ]
     return wrong + [
-        f"{member['name']!a} has the host key {key[:60]!a}"
+        f"a host key of {member['name']!a} is {key[:60]!a}"
         for member in members
         for key in member["host_keys"]
         if not PUBLIC_KEY.fullmatch(key)
@@ -222,7 +222,7 @@ def parse_mesh(text: str | None, path: Path) -> dict[str, Any]:
         right = False
     if not right:
         raise ValueError(
-            f"{path} is not a record of the mesh: remove it and run ftcluster setup without --limit"
+            f"{path} is not a valid record: remove it and run ftcluster setup without --limit"
         )
     found.pop("format", None)
     return found

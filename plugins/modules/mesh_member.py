@@ -140,11 +140,11 @@ def lines_of(path: Path) -> str | None:
 
     Raises:
         RefusedPath: the file cannot be preserved, because it is not a regular file, is too large or
-            is not a text.
+            is not UTF-8 text.
     """
     found = read_text(path)
     if found and "\ufffd" in found:
-        raise RefusedPath(path, "is not UTF-8", "correct it, or remove it, and run this again")
+        raise RefusedPath(path, "is not UTF-8 text", "correct or remove it, and run this again")
     return found
 
 
@@ -171,7 +171,7 @@ def main() -> None:
     forms = (("public_key", PUBLIC_KEY), ("address", ADDRESS), ("folder", FOLDER))
     for name, form in forms:
         if not form.fullmatch(module.params[name]):
-            module.fail_json(msg=f"{name} of the head is {module.params[name][:80]!a}")
+            module.fail_json(msg=f"{name} of the head is invalid: {module.params[name][:80]!a}")
     folder = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"
     path = folder / "authorized_keys"
     try:
@@ -189,7 +189,7 @@ def main() -> None:
     except OSError as error:
         module.fail_json(msg=os_problem(error, path))
     if wanted and not keys:
-        module.fail_json(msg=f"no public host key is at {KEYS}; is an SSH server installed?")
+        module.fail_json(msg=f"there is no public host key at {KEYS}; install an SSH server")
     module.exit_json(changed=changed, host_keys=keys)
 
 

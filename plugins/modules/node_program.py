@@ -9,7 +9,7 @@ module: node_program
 short_description: Runs a program of the node package
 description:
   - Runs a Python module of C(ftcluster_train) with the Python of a stack, in the folder C(/), so
-    that nothing of the user's home is imported.
+    that nothing is imported from the user's home.
   - Fails as M(ansible.builtin.command) does, with C(rc), C(stdout) and C(stderr).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)

@@ -8,10 +8,10 @@ DOCUMENTATION = r"""
 module: package_sources
 short_description: Checks that apt or dnf reaches one of its sources
 description:
-  - With apt, downloads the indexes of the sources with apt's settings, until one succeeds. The
-    index is removed again, and apt's lists stay unchanged.
+  - With apt, downloads the sources' indexes with apt's settings, one after the other, until a
+    download succeeds. The file is removed again, and apt's own lists stay unchanged.
   - With dnf, updates the metadata of one source, as an installation would do.
-  - Nothing is checked on hosts with neither apt nor dnf, or if no program is missing.
+  - Checks nothing on hosts with neither apt nor dnf, or if no package is missing.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
@@ -23,7 +23,7 @@ options:
     elements: str
     default: []
   programs:
-    description: Names of programs by package; a package counts as missing without its program.
+    description: A program of each package. A package counts as missing if its program is missing.
     type: dict
     default: {}
 """
@@ -48,7 +48,7 @@ refused:
     a source responds.
   returned: success
   type: str
-  sample: the certificate of mirror.example.com has expired; have it renewed
+  sample: the certificate of mirror.example.com has expired; have the certificate renewed
 """
 
 import os
@@ -77,25 +77,25 @@ ONE_TRY = [f"--setopt=timeout={SECONDS}", "--setopt=retries=1", "--setopt=skip_i
 DNF_SAID = re.compile(r"^  - (.+)|^Error: (.+)", re.MULTILINE)  # message with or without the cause
 # advice by kind of error in fetch_errors
 DNF_HINTS = {
-    "expired": "have it renewed; if its dates are right, the host's clock is wrong",
-    "name": "name the mirror in /etc/yum.repos.d as its certificate does",
+    "expired": "have the certificate renewed; if it is still valid, correct the host's clock",
+    "name": "in /etc/yum.repos.d, use the name of the mirror that is in its certificate",
     "untrusted": "put the CA of your site into /etc/pki/ca-trust/source/anchors on the host, then: "
     "sudo update-ca-trust",
-    "password": "give them: proxy_username and proxy_password in /etc/dnf/dnf.conf",
-    "refused": "have it let {mirror} through, or go without it: an empty proxy= in the source's "
-    "file in /etc/yum.repos.d",
-    "proxy": "start it, or name another one: proxy in /etc/dnf/dnf.conf",
+    "password": "set proxy_username and proxy_password in /etc/dnf/dnf.conf",
+    "refused": "configure the proxy to allow {mirror}, or bypass the proxy with an empty proxy= in "
+    "the source's file in /etc/yum.repos.d",
+    "proxy": "start the proxy, or set another one: proxy in /etc/dnf/dnf.conf",
 }
 HINTS = {
-    "expired": "have it renewed; if its dates are right, the host's clock is wrong",
-    "name": "name the mirror in apt's sources as its certificate does",
+    "expired": "have the certificate renewed; if it is still valid, correct the host's clock",
+    "name": "in apt's sources, use the name of the mirror that is in its certificate",
     "untrusted": "put the CA of your site into /usr/local/share/ca-certificates on the host, as a "
     "file NAME.crt, then: sudo update-ca-certificates",
-    "password": 'give them: Acquire::{scheme}::Proxy "http://USER:PASSWORD@HOST:PORT"; in '
+    "password": 'set them: Acquire::{scheme}::Proxy "http://USER:PASSWORD@HOST:PORT"; in '
     "/etc/apt/apt.conf.d",
-    "refused": "have it let {mirror} through, or go without it: Acquire::{scheme}::Proxy::{name} "
-    '"DIRECT"; in /etc/apt/apt.conf.d',
-    "proxy": "start it, or name another one: Acquire::{scheme}::Proxy in /etc/apt/apt.conf.d",
+    "refused": "configure the proxy to allow {mirror}, or bypass the proxy: "
+    'Acquire::{scheme}::Proxy::{name} "DIRECT"; in /etc/apt/apt.conf.d',
+    "proxy": "start the proxy, or set another one: Acquire::{scheme}::Proxy in /etc/apt/apt.conf.d",
 }
 
 
@@ -159,9 +159,7 @@ def dnf_explained(said: str, source: str, settings: str, environ: Mapping[str, s
     mirror = parts.netloc.rpartition("@")[2]
     found = cause(text, mirror, proxy, "the host") if mirror else None
     if found is None:
-        return (
-            f"{redacted(text)}; have the source {source} in /etc/yum.repos.d name one that answers"
-        )
+        return f"{redacted(text)}; in /etc/yum.repos.d, set a URL that responds for source {source}"
     kind, what = found
     return f"{what}; {DNF_HINTS[kind].format(mirror=mirror)}"
 
@@ -174,7 +172,7 @@ def explained(said: str, url: str, proxy: str) -> str:
         last = [line.partition(" ")[2] for line in said.splitlines() if line.startswith("E: ")]
         text = " ".join((last or ["apt printed nothing"])[0].split())
         by = f" (through the proxy {proxy})" if "://" in proxy else ""
-        return f"{text}{by}; name a source that the host reaches in /etc/apt/sources.list.d"
+        return f"{text}{by}; in /etc/apt/sources.list.d, add a source that the host reaches"
     kind, what = found
     words = {"mirror": parts.netloc, "name": parts.hostname, "scheme": parts.scheme}
     return f"{what}; {HINTS[kind].format(**words)}"

@@ -53,7 +53,7 @@ missing:
   type: list
   elements: str
 holder:
-  description: The process that holds a lock, as a text; empty if all locks are free.
+  description: The process that holds a lock, in words; empty if all locks are free.
   returned: when packages are missing
   type: str
   sample: process 812 (/usr/bin/unattended-upgrade) holds /var/lib/dpkg/lock-frontend
@@ -92,7 +92,7 @@ def missing_packages(module: Any, manager: str, names: Sequence[str]) -> list[st
 
 
 def wait(seconds: float) -> Holder | None:
-    """Wait until all locks are free; return their holder if the time is over before.
+    """Wait until all locks are free; return the holder if the time runs out first.
 
     Raises:
         OSError: a lock's file cannot be read.

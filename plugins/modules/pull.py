@@ -10,11 +10,11 @@ short_description: Copies a folder from a host to the control node
 description:
   - Copies all files of a folder over Ansible's connection, also with C(become), in pieces, so that
     a large model needs little memory.
-  - Each file is compared with its SHA-256 on the host and synced to the disk. The folder gets its
-    name only when it is complete.
-  - The host first lists the files with their sizes. A folder that is too large for the disk, has
-    more than 10,000 files, or has names that lead out of it is an error, before anything is copied.
-    Links and devices are skipped.
+  - The SHA-256 of each copy is compared with that of the file on the host, and the copy is synced
+    to the disk. The folder gets its final name only when it is complete.
+  - The host first lists the files with their sizes. If the folder is too large for the disk,
+    contains more than 10,000 files, or contains names that lead out of it, the module fails before
+    it copies anything. Links and devices are skipped.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -23,13 +23,13 @@ options:
     type: path
     required: true
   destination:
-    description: The folder on the control node. It must not exist, or be empty.
+    description: The folder on the control node. It must be missing or empty.
     type: path
     required: true
   newer:
     description:
       - A file on the host. Only files written after it are copied, except Python's caches.
-      - Default - all files are copied.
+      - By default, all files are copied.
     type: path
 """
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: push
-short_description: Copies a folder to the hosts once
+short_description: Copies a folder to a host that does not have it yet
 description:
   - Streams the files of a folder of the control node, or one file, into a folder of the host, as
     the task's user, so that private data are never readable by others. If only some users may read
     or execute a file on the control node, the same is true on the host.
   - Links within the folder are followed. Links that lead elsewhere, pipes, sockets and devices are
-    errors, and the message names them. A snapshot in the Hub's cache may have links to the blobs of
-    its repository.
-  - The folder gets its name when it is completely on the disk and its SHA-256 is right. An existing
-    folder is not changed, so its name should change with its contents.
+    errors, and the message names them. A snapshot in the Hub's cache may contain links to the blobs
+    of its repository.
+  - The folder gets its final name once all files are on the disk and their SHA-256 is right. An
+    existing folder is not changed, so its name should change with its contents.
   - Concurrent copies of the same folder do not interfere with each other. Leftovers of interrupted
     copies are removed if nothing was written into them for a day of the host's uptime.
 version_added: 0.1.0
@@ -32,7 +32,7 @@ options:
     type: str
     required: true
   files:
-    description: Names of the files to copy. Default - all.
+    description: Names of the files to copy. By default, all files are copied.
     type: list
     elements: str
 attributes:
@@ -96,8 +96,8 @@ def finish(new: Path, path: Path, sha256: str) -> bool:
         written.result()
     if arrived != sha256:
         raise ValueError(
-            f"the received files have the sha256 {arrived}, but the sent files have {sha256}; run "
-            f"this again"
+            f"the SHA-256 of the received files is {arrived}, but that of the sent files is "
+            f"{sha256}; run this again"
         )
     try:
         new.rename(path)

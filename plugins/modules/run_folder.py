@@ -6,12 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: run_folder
-short_description: Makes the folder of a new run, unless the head rejects the run
+short_description: Creates the folder of a new run, unless the head rejects the run
 description:
   - Resolves the link to the stack in use, so that a later change of the link does not affect the
     run.
   - Rejects a run if the hosts' ftcluster cannot read its documents, or another run uses the hosts.
-  - Omits the format number for hosts of format 0, whose documents have none.
+  - Omits the format number for hosts that read format 0, because its documents contain no number.
   - Fails if a run of this name exists, for example if two launches chose the same name.
   - As root, rejects a folder that other users could replace.
 version_added: 0.1.0
@@ -36,7 +36,7 @@ options:
     type: int
     required: true
   later_fields:
-    description: Fields of these documents that format 0 does not have.
+    description: Fields of these documents that do not exist in format 0.
     type: list
     elements: str
     default: []
@@ -49,13 +49,13 @@ options:
     type: str
     default: "0750"
   texts:
-    description: Texts of files in the folder, by name. Only their owner may read them.
+    description: Contents of the files in the folder, by file name. Only their owner may read them.
     type: dict
     default: {}
 """
 
 EXAMPLES = r"""
-- name: Make the run's folder
+- name: Create the run's folder
   ftcluster.cluster.run_folder:
     path: /opt/ftcluster/runs/mrpc-20260102-030405
     stack: /opt/ftcluster/current
@@ -111,7 +111,7 @@ def installed_version(stack: Path) -> str:
 def read_format(stack: Path) -> int:
     """Return the format of launch.json and job.json that the hosts' ftcluster reads.
 
-    Return OLDEST if the programs of the package have other names than in this version.
+    Return OLDEST if the package is so old that its programs have other names than today.
     """
     for path in stack.glob(f"{PACKAGES}/ftcluster_common/protocol/formats.py"):
         found = RUN_FORMAT.search(path.read_text(encoding="utf-8", errors="replace"))
@@ -142,8 +142,9 @@ def format_refusal(stack: Path, version: str, sent: int, later_fields: list[str]
         return ""
     fields = " with " + ", ".join(later_fields) if later_fields else ""
     return (
-        f"the hosts have ftcluster {installed}, which cannot read a run{fields} of this control "
-        f"node's {version}: run ftcluster setup, or install ftcluster {installed} here"
+        f"the hosts have ftcluster {installed}, which cannot read a run{fields} from ftcluster "
+        f"{version} on this control node: run ftcluster setup, or install ftcluster {installed} "
+        "here"
     )
 
 
@@ -184,7 +185,7 @@ def main() -> None:
     try:
         stack = link.resolve(strict=True)
     except (OSError, RuntimeError):  # links in a loop
-        module.fail_json(msg=f"{link} leads to no stack: run ftcluster setup")
+        module.fail_json(msg=f"{link} does not lead to a stack: run ftcluster setup")
     try:
         refused = format_refusal(
             stack, module.params["version"], module.params["format"], module.params["later_fields"]

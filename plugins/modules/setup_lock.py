@@ -171,8 +171,9 @@ def refusal(lock: Mapping[str, Any], now: Moment) -> str:
     seconds = held_seconds(lock, now) if lock.keys() & {"uptime", "since"} else 0.0
     minutes = max(0, int(seconds)) // 60
     return (
-        f"another setup is running here: {lock.get('who', 'unknown')}, for {minutes} min; wait for "
-        "it to end and run setup again. If it is not running any more: -e ftcluster_take_over=true"
+        f"another setup is running here, started {minutes} min ago by "
+        f"{lock.get('who', 'an unknown user')}; wait until it ends and run setup again. If it is "
+        "no longer running, pass -e ftcluster_take_over=true"
     )
 
 

@@ -190,7 +190,7 @@ def main() -> None:
         module.exit_json(changed=False, current=current)
     if not module.check_mode:
         if not is_finished(wanted):
-            module.fail_json(msg=f"{wanted} is not a finished stack; run the stage stack again")
+            module.fail_json(msg=f"{wanted} is not completely installed; run the stage stack again")
         try:
             if is_finished(current):
                 point(prefix / "previous", current)

@@ -37,7 +37,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 rc:
-  description: The exit code, 0 if the run has a supervisor, 3 if it cannot be a unit of systemd.
+  description: The exit code; 0 if the run has a supervisor, 3 if systemd cannot run it as a unit.
   returned: success
   type: int
 refused:
@@ -72,12 +72,12 @@ def stack_of(prefix: Path) -> Path:
     """Return the stack in use, after checking that only root can change its code.
 
     Raises:
-        OSError: another user could have changed a file; the message has the path and advice.
+        OSError: another user could have changed a file; the message names the file and has advice.
         ValueError: there is no stack, or the link `current` leads out of the folder of stacks.
     """
     link = prefix / "current"
     if not link.exists():
-        raise ValueError(f"{link} leads to no stack: run ftcluster setup")
+        raise ValueError(f"{link} does not lead to a stack: run ftcluster setup")
     refuse_unguarded(link)
     stack = link.resolve()
     if stack.parent != (prefix / "stacks").resolve():
@@ -88,9 +88,8 @@ def stack_of(prefix: Path) -> Path:
     programs = sorted(stack.glob(f"lib/python3*/site-packages/{PROGRAM}"))
     if not programs:
         raise ValueError(
-            f"{stack} has no node package, or the node package of an ftcluster that this control "
-            f"node cannot start: run ftcluster setup, or install the ftcluster here that set up "
-            f"the hosts"
+            f"{stack} contains no node package that this control node's ftcluster can start: run "
+            f"ftcluster setup, or install the version that set up the hosts on the control node"
         )
     for program in programs:
         refuse_unowned(program)
@@ -118,13 +117,13 @@ def main() -> None:
     prefix, run, user = Path(module.params["prefix"]), module.params["run"], module.params["user"]
     for name, value, form in (("run", run, RUN), ("user", user, USER)):
         if not form.fullmatch(value):
-            module.fail_json(msg=f"{name} {value!r}: letters, digits and ._- only")
+            module.fail_json(msg=f"{name} may contain only letters, digits and ._-, got {value!r}")
     try:
         stack = stack_of(prefix)
     except OSError as error:
         message = f"{error.filename or prefix}: {error.strerror}"
         module.exit_json(
-            changed=False, rc=1, refused=f"root does not execute it: {message}", stderr=""
+            changed=False, rc=1, refused=f"root does not execute the stack: {message}", stderr=""
         )
     except ValueError as error:
         module.exit_json(changed=False, rc=1, refused=str(error), stderr="")

@@ -46,7 +46,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class BundleError(Exception):
-    """A bundle cannot be written or used; the message has the reason and advice."""
+    """A bundle cannot be written or used; the message contains the reason and advice."""
 
 
 class BundleMember(tarfile.TarInfo):
@@ -155,7 +155,7 @@ def open_bundle(path: Path, cache: Path) -> Bundle:
                 bundle = read_head(tar, path, folder)
                 house = read_wheelhouse(folder)
                 if sum(wheel.size for wheel in bundle.house.wheels.values()) > status.st_size:
-                    raise ValueError("its list claims more bytes than the file has")
+                    raise ValueError("the sizes in its list exceed the size of the file")
                 if house is None or house.wheels != bundle.house.wheels:
                     unpack(tar, bundle)
             return bundle
@@ -172,14 +172,14 @@ def hold(bundle: Bundle, path: object, wanted: Wanted) -> None:
     """Compare a bundle with the lock of this version.
 
     Raises:
-        BundleError: the bundle has packages or files that the lock does not allow; the message
+        BundleError: the bundle contains packages or files that the lock does not allow; the message
             names all of them.
     """
     if bundle.digest != wanted.digest:
         raise BundleError(
-            f"{path} was made for another version of ftcluster: its list of packages for stack "
-            f"{bundle.stack} is {bundle.digest}, here it is {wanted.digest}; make it again with "
-            "this version: ftcluster bundle"
+            f"{path} was made for another version of ftcluster: the digest of its package list for "
+            f"stack {bundle.stack} is {bundle.digest}, but this version's digest is "
+            f"{wanted.digest}; rebuild the bundle with this version: ftcluster bundle"
         )
     try:
         problems = wanted.problems(bundle.house.sha256, bundle.target.python)
@@ -188,8 +188,8 @@ def hold(bundle: Bundle, path: object, wanted: Wanted) -> None:
     if problems:
         shutil.rmtree(bundle.house.folder, ignore_errors=True)
         raise BundleError(
-            f"{path} does not match the lock:\n" + "\n".join(problems) + "\nmake it again where "
-            "an index can be reached (ftcluster bundle), and find out who could change this one"
+            f"{path} does not match the lock:\n" + "\n".join(problems) + "\nrebuild it where "
+            "an index can be reached (ftcluster bundle), and find out who could change this file"
         )
 
 
@@ -198,7 +198,7 @@ def is_unpacked(folder: Path, cache: Path) -> bool:
     return folder.parent == cache and bool(UNPACKED.fullmatch(folder.name))
 
 
-AGAIN = "copy it again, or make it again with ftcluster bundle"
+AGAIN = "copy it again, or rebuild it with ftcluster bundle"
 
 
 def sha256_of_head(head: Mapping[str, Any]) -> str:
@@ -222,9 +222,9 @@ def read_head(tar: tarfile.TarFile, path: Path, folder: Path) -> Bundle:
         if isinstance(head["format"], int) and head["format"] > FORMAT:
             raise BundleError(
                 f"{path} was written by a newer ftcluster (format {head['format']!a:.40}, this "
-                f"one reads {FORMAT}): upgrade this ftcluster, or make the bundle again with it"
+                f"one reads {FORMAT}): upgrade this ftcluster, or rebuild the bundle with it"
             )
-        raise ValueError(f"its format is {head['format']!a:.40}, this ftcluster reads {FORMAT}")
+        raise ValueError(f"its format is {head['format']!a:.40}, but this ftcluster reads {FORMAT}")
     if head["sha256"] != sha256_of_head(head):
         raise ValueError(f"the checksum of {HEAD} is wrong")
     wheels = {name: Wheel(**wheel) for name, wheel in head["wheels"].items()}
@@ -237,7 +237,7 @@ def read_head(tar: tarfile.TarFile, path: Path, folder: Path) -> Bundle:
         if any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in sizes) or not (
             isinstance(wheel.sha256, str) and SHA256.fullmatch(wheel.sha256)
         ):
-            raise ValueError(f"{name!a} has no size or no sha256 in its list")
+            raise ValueError(f"the size or the SHA-256 of {name!a} in its list is invalid")
     house = Wheelhouse(folder, wheels, tuple(head["notices"]))
     return Bundle(head["stack"], head["digest"], Target(**head["target"]), house)
 
@@ -271,11 +271,13 @@ def unpack(tar: tarfile.TarFile, bundle: Bundle) -> None:
                 raise ValueError(f"{entry.name!a} is not in its list")
             if entry.size != wheel.size:
                 raise ValueError(
-                    f"{entry.name} has {entry.size:,} bytes, its list says {wheel.size:,}"
+                    f"{entry.name} has {entry.size:,} bytes, but its list says {wheel.size:,}"
                 )
             digest = copy(_contents(tar, entry), scratch / entry.name)
             if digest != wheel.sha256:
-                raise ValueError(f"{entry.name} has the sha256 {digest}, not {wheel.sha256}")
+                raise ValueError(
+                    f"the SHA-256 of {entry.name} is {digest}, but its list says {wheel.sha256}"
+                )
         if missing:
             raise ValueError(f"{', '.join(sorted(missing))} is missing")
         finish(scratch, bundle.house)

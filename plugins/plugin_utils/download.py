@@ -63,7 +63,7 @@ PREFERRED_SECONDS = 15  # seconds without a response after which an optional ind
 
 
 class DownloadError(Exception):
-    """Wheels cannot be downloaded; the message has the reason and advice."""
+    """Wheels cannot be downloaded; the message contains the reason and advice."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Target:
         """
         given = f"{self.python} {self.glibc} {self.machine}"
         if not re.fullmatch(r"\d+\.\d+ \d+\.\d+ \w+", given):
-            raise ValueError(f"not a Python, glibc and machine: {given!a}")
+            raise ValueError(f"not versions of Python and glibc, and an architecture: {given!a}")
 
     @property
     def tag(self) -> str:
@@ -165,7 +165,7 @@ class Pip:
     """The control node's pip, which downloads wheels for a target into a folder.
 
     Attributes:
-        on_bytes: function that gets the bytes of all downloaded files while pip runs.
+        on_bytes: function that is called with the bytes downloaded so far while pip runs.
     """
 
     target: Target
@@ -378,7 +378,8 @@ def _requires(wheel: Path) -> list[str]:
             text = archive.read(name).decode("utf-8", errors="replace")
     except (zipfile.BadZipFile, zlib.error, StopIteration) as error:
         raise DownloadError(
-            f"{wheel.name} is not a wheel: {str(error) or 'it has no metadata'}; check its source"
+            f"{wheel.name} is not a wheel: {str(error) or 'it contains no metadata'}; check its "
+            "source"
         ) from error
     return HeaderParser().parsestr(text).get_all("Requires-Dist", [])
 

@@ -60,13 +60,13 @@ FORMS = {
 def known_facts(
     answer: Any, schema: type[Any] = HostFactsSchema
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the facts in a response that the schema has, and messages about invalid facts.
+    """Return the facts in a response that the schema defines, and errors about invalid facts.
 
     >>> known_facts({"hostname": 3, "more": 1})[0]
     {'hostname': 3}
     """
     if not isinstance(answer, dict):
-        return {}, [f"its facts are {_shown(answer)}"]
+        return {}, [f"its facts must be a mapping, got {_shown(answer)}"]
     types = get_type_hints(schema)
     missing = [f"{name}{MISSING}" for name in types if name not in answer]
     found = {name: value for name, value in answer.items() if name in types}
@@ -94,16 +94,16 @@ def _wrong_cores(facts: dict[str, Any]) -> list[str]:
         wrong = [(facts["cores"], len(cpus))]
     if wrong:
         limit = "" if quota is None else f" with a cpu_quota of {quota:g}"
-        return [f"cores is {wrong[0][0]}, of {wrong[0][1]} CPUs{limit}"]
+        return [f"cores is {wrong[0][0]}, but there are {wrong[0][1]} CPUs{limit}"]
     numbers = [node["node"] for node in nodes if "node" in node]
-    said = [f"node {one} is there twice" for one in {*numbers} if numbers.count(one) > 1]
+    said = [f"node {one} is listed twice" for one in {*numbers} if numbers.count(one) > 1]
     if facts["threads"] < len(cpus):
-        said.append(f"threads is {facts['threads']}, of {len(cpus)} cores")
+        said.append(f"threads is {facts['threads']}, but there are {len(cpus)} cores")
     texts = [text for node in nodes for text in node.get("socket_cpus", {}).values()]
     if texts and (without := cpus - number_list(",".join(texts))):
         said.append(f"socket_cpus lacks CPUs {','.join(ranges(without))}")
     if any(len(node.get("distances") or nodes) != len(nodes) for node in nodes):
-        said.append(f"distances of a node are not {len(nodes)}")
+        said.append(f"a node does not have {len(nodes)} distances")
     return said + _wrong_counts(facts, nodes) + _wrong_near(nodes)
 
 
@@ -113,12 +113,12 @@ def _wrong_counts(facts: dict[str, Any], nodes: list[dict[str, Any]]) -> list[st
     having = sum(node["cores"] > 0 for node in nodes)
     count = min(having, facts["cores"])  # the number of cores that a quota allows
     if facts.get("numa_nodes", count) != count:
-        said.append(f"numa_nodes is {facts['numa_nodes']}, of {having} nodes with cores")
+        said.append(f"numa_nodes is {facts['numa_nodes']}, but {having} nodes have cores")
     named = {socket for node in nodes for socket in node.get("socket_cpus", {})}
     # facts of an older setup lack socket_cpus; then, only 0 sockets are an error
     sockets = facts.get("sockets", 1)
     if named and sockets != len(named):
-        said.append(f"sockets is {sockets}, of {len(named)} in socket_cpus")
+        said.append(f"sockets is {sockets}, but socket_cpus lists {len(named)}")
     elif sockets == 0:
         said.append("sockets is 0")
     return said
@@ -134,7 +134,7 @@ def _wrong_near(nodes: list[dict[str, Any]]) -> list[str]:
             continue
         lacks = "memory_bytes" if node["cores"] else "cores"
         if near not in known:
-            said.append(f"near of node {number} is {near}, which is no node of the host")
+            said.append(f"near of node {number} is {near}, which is not a node of the host")
         elif not known[near].get(lacks, 1):
             said.append(f"near of node {number} is {near}, which has no {lacks} either")
     return said
@@ -154,7 +154,7 @@ def _wrong(name: str, value: Any, kind: Any) -> list[str]:
     # bool is an int in Python
     right = isinstance(value, (int, float) if plain is float else plain)
     if not right or isinstance(value, bool) != (plain is bool):
-        return [f"{name} is not of type {plain.__name__}: {_shown(value)}"]
+        return [f"{name} must be of type {plain.__name__}, got {_shown(value)}"]
     if plain is list:
         inner, *_ = get_args(kind)
         return [said for one in value for said in _wrong(name, one, inner)]

@@ -22,12 +22,12 @@ PROXIES = ("PIP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 BEFORE_PIP = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 # advice by kind of error in fetch_errors
 HINTS = {
-    "expired": "have it renewed; if its dates are right, the control node's clock is wrong",
-    "name": "name the mirror as its certificate does",
-    "untrusted": "name the file with the CA of your site: PIP_CERT=FILE{unset}",
+    "expired": "have the certificate renewed; if it is still valid, correct this machine's clock",
+    "name": "use the name of the mirror that is in its certificate",
+    "untrusted": "name the file that contains your site's CA: PIP_CERT=FILE{unset}",
     "password": "pass them: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT",
-    "refused": "have it let {mirror} through, or go without it: NO_PROXY={mirror}",
-    "proxy": "start it or name another one (HTTPS_PROXY), or go without it: NO_PROXY={mirror}",
+    "refused": "configure the proxy to allow {mirror}, or bypass it: NO_PROXY={mirror}",
+    "proxy": "start the proxy, set another one (HTTPS_PROXY), or bypass it: NO_PROXY={mirror}",
 }
 UNKNOWN = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
 UNFETCHED = "Could not fetch URL "
@@ -94,8 +94,9 @@ def complaint(
         "check that pip on the control node reaches a package index (pip config list; "
         "PIP_CERT=FILE is for a mirror's own certificates, HTTPS_PROXY for a proxy), or set "
         "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or name a Python on "
-        "the hosts that the index has wheels for (ftcluster_python), or use a bundle: ftcluster "
-        "bundle on a machine that reaches an index, then ftcluster setup --bundle FILE here"
+        "the hosts that the index has wheels for (ftcluster_python), or use a bundle: run "
+        "ftcluster bundle on a machine that reaches an index, then ftcluster setup --bundle FILE "
+        "here"
     )
 
 
@@ -103,13 +104,13 @@ def known_cause(text: str, environ: Mapping[str, str]) -> str:
     """Return the problem of a certificate or proxy with advice; "" for other problems.
 
     >>> known_cause("invalid path: /etc/site.pem", {"PIP_CERT": "/etc/site.pem"})
-    'there is no file of certificates /etc/site.pem, which PIP_CERT names; name the right one'
+    'the certificate file /etc/site.pem, which PIP_CERT names, does not exist; correct the path'
     """
     if found := NO_FILE.search(text):
         by = next((name for name, value in environ.items() if value == found[1]), "")
         return (
-            f"there is no file of certificates {found[1]}, which {by or 'pip is configured with'}"
-            f"{' names' if by else ''}; name the right one"
+            f"the certificate file {found[1]}, which {by or 'pip is configured with'}"
+            f"{' names' if by else ''}, does not exist; correct the path"
         )
     if found := INSECURE.search(text):
         return (
@@ -125,6 +126,6 @@ def known_cause(text: str, environ: Mapping[str, str]) -> str:
         return ""
     kind, what = known
     first = [name for name in BEFORE_PIP if environ.get(name)]
-    unset = f", and unset {' and '.join(first)}, which pip reads before it" if first else ""
+    unset = f", and unset {' and '.join(first)}, which pip prefers to it" if first else ""
     hint = HINTS[kind].format(mirror=mirror, unset=unset)
     return f"{what}; {hint}"

@@ -39,7 +39,7 @@ def push_files(
         action: action plugin that sends the files.
         files: path and name in the new folder of each file. Paths must not contain links.
         folder: path of the new folder on the host.
-        on_bytes: function that gets the number of bytes after each piece that was sent.
+        on_bytes: function that is called after each sent piece with its size in bytes.
 
     Returns:
         The SHA-256 (32 bytes) of each file's sent contents, by the file's name (bytes).

@@ -112,7 +112,7 @@ def read_report(text: str, names: Iterable[str]) -> dict[str, Any]:
 def _wrong_hosts(report: dict[str, Any], names: set[str]) -> Iterator[str]:
     rows = [row["name"] for row in report["hosts"]]
     if len(set(rows)) < len(rows):
-        yield "a host is there twice"
+        yield "a host is listed twice"
     found = report["problems"] + report["warnings"]
     named = {*rows, *(one["host"] for one in found if one["host"])}
     for link in report["links"]:
@@ -122,4 +122,4 @@ def _wrong_hosts(report: dict[str, Any], names: set[str]) -> Iterator[str]:
     if others := named - names:
         yield f"{min(others)[:60]!a} is not a host of the request"
     if len(rows) > 1 and not report["problems"] and report["all_reduce_ms"] is None:
-        yield "it has neither problems nor an all-reduce"
+        yield "it contains neither problems nor an all-reduce"

@@ -27,7 +27,7 @@ class ShallowLoader(yaml.SafeLoader):
         """
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            raise problem(f"it has an alias, *{event.anchor}; write the value", event)
+            raise problem(f"it contains the alias *{event.anchor}; write the value instead", event)
         if self.depth >= MAX_DEPTH:
             raise problem(f"it is nested more than {MAX_DEPTH} levels deep", event)
         self.depth += 1
@@ -42,10 +42,10 @@ def problem(what: str, place: Any) -> yaml.MarkedYAMLError:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text.
+    """Return the value of a YAML document.
 
     Raises:
-        yaml.YAMLError: the text is not YAML, has an alias, or is nested too deeply.
-        ValueError: the text has an impossible date, or a number with thousands of digits.
+        yaml.YAMLError: the text is not YAML, contains an alias, or is nested too deeply.
+        ValueError: the text contains an impossible date, or a number with thousands of digits.
     """
     return yaml.load(text, Loader=ShallowLoader)

@@ -1,8 +1,8 @@
 # Apache-2.0 (see LICENSE)
-"""Text for sizes of disks.
+"""Formats sizes of disk space for messages.
 
-The collection cannot import ftcluster_common, whose module sizes has the same function for other
-packages. A test compares the two.
+The collection cannot import ftcluster_common, whose module `sizes` contains the same function for
+the other packages. A test compares the two functions.
 """
 
 UNITS = ((1e9, 1, "GB"), (1e6, 0, "MB"), (1, 0, "bytes"))

@@ -99,7 +99,7 @@ def open_file(path: Path) -> BufferedReader:
     kind = stat.S_IFMT(os.fstat(file).st_mode)
     if kind != stat.S_IFREG:
         os.close(file)
-        raise OSError(0, f"is {KINDS.get(kind, 'no file')}", str(path))
+        raise OSError(0, f"is {KINDS.get(kind, 'not a regular file')}", str(path))
     return os.fdopen(file, "rb")
 
 
@@ -138,7 +138,7 @@ class _Walk:
         for path in entries:
             self.seen += 1
             if self.seen > MAX_FILES:
-                self.problems = [f"it has more than {MAX_FILES:,} files and folders"]
+                self.problems = [f"it contains more than {MAX_FILES:,} files and folders"]
                 return
             self.entry(path, f"{prefix}{path.name}", (*above, folder))
 
@@ -162,7 +162,7 @@ class _Walk:
             if real not in above:
                 self.folder(real, f"{name}/", above)
         elif kind != stat.S_IFREG:
-            self.problems.append(f"{name!a}: is {KINDS.get(kind, 'no file')}")
+            self.problems.append(f"{name!a}: is {KINDS.get(kind, 'not a regular file')}")
         elif not os.access(real, os.R_OK):
             self.problems.append(f"{name!a}: cannot be read: Permission denied")
         else:

@@ -47,7 +47,7 @@ class Choice:
 
     Attributes:
         pythons: path of the Python to use, by host.
-        problems: reasons why a host cannot have the stack, as {what, hint}, by host.
+        problems: reasons why the stack cannot be installed on a host, as {what, hint}, by host.
         notices: warnings about the stack.
     """
 
@@ -59,7 +59,7 @@ class Choice:
 
 
 class ChoiceError(Exception):
-    """The stack cannot be installed on any host; the message has the reason and advice."""
+    """The stack cannot be installed on any host; the message contains the reason and advice."""
 
 
 def choose(stacks: Stacks, warnings: Stacks, wanted: StackRequest, hosts: Hosts) -> Choice:
@@ -84,7 +84,7 @@ def choose(stacks: Stacks, warnings: Stacks, wanted: StackRequest, hosts: Hosts)
         choice.pythons[host], choice.problems[host] = path, problems
     default = stack["state"] == "default"
     shows = wanted.stack == AUTO or (name == wanted.present and not (default or wanted.stack))
-    choice.notices = [f"stack {name}, because {why}"] if shows else []
+    choice.notices = [f"using stack {name}, because {why}"] if shows else []
     if wanted.present not in ("", name):
         choice.notices.append(f"stack {name} replaces {wanted.present}, because {why}")
     choice.notices += [
@@ -93,8 +93,8 @@ def choose(stacks: Stacks, warnings: Stacks, wanted: StackRequest, hosts: Hosts)
     ]
     if stack["state"] == DOCUMENTED:
         choice.notices.append(
-            f"stack {name} is only documented: its parts match, but ftcluster is not tested with "
-            "it, and pip chooses the versions of further packages at the download"
+            f"stack {name} is only documented: its packages match, but ftcluster is not tested "
+            "with it, and pip chooses the versions of all other packages when it downloads them"
         )
     return choice
 
@@ -104,12 +104,12 @@ def _check_allowed(name: str, stack: Mapping[str, Any], wanted: StackRequest) ->
         raise ChoiceError(
             f"stack {name} supports Python up to {stack['python'][1]}, but the package that trains "
             f"on the hosts needs {'.'.join(map(str, NODE_PYTHON))}; the stack is listed only to "
-            f"document its parts. For other stacks: ftcluster stacks"
+            f"document its parts. To list other stacks: ftcluster stacks"
         )
     if stack.get("yanked") and not wanted.allow_yanked:
         yanked = ", ".join(f"{p} {stack['packages'][p]}" for p in stack["yanked"])
         raise ChoiceError(
-            f"stack {name} has {yanked}, which was yanked (most releases are yanked for security); "
+            f"stack {name} contains yanked releases ({yanked}; most are yanked for security); "
             "to install it anyway: --allow-yanked (torch_stack_allow_yanked=true)"
         )
     bare = unverified(stack)
@@ -121,7 +121,7 @@ def _check_allowed(name: str, stack: Mapping[str, Any], wanted: StackRequest) ->
 
 
 def unverified(stack: Mapping[str, Any]) -> str:
-    """Return the names of a stack's packages that have no hash in the lock, as a text, or ""."""
+    """Return the names of a stack's packages that have no hash in the lock, as a phrase, or ""."""
     if stack["state"] == DOCUMENTED:
         return "no lock with the hashes of its packages"
     bare = ", ".join(f"{p} {stack['packages'][p]}" for p in stack.get("unverified", ()))
@@ -135,14 +135,14 @@ def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]
     if bundled:
         if wanted.stack not in ("", AUTO, bundled):
             raise ChoiceError(
-                f"the bundle has stack {bundled}, not {wanted.stack}; "
-                f"omit the stack, or make a bundle of it: ftcluster bundle --stack {wanted.stack}"
+                f"the bundle contains stack {bundled}, not {wanted.stack}; omit --stack, or make "
+                f"another bundle: ftcluster bundle --stack {wanted.stack}"
             )
         if bundled not in stacks:
             raise ChoiceError(
-                f"the bundle has stack {bundled}, which this version of ftcluster does not have"
+                f"the bundle contains stack {bundled}, which this version of ftcluster lacks"
             )
-        return bundled, "the bundle has it"
+        return bundled, "the bundle contains it"
     if wanted.stack == AUTO:
         return _automatic(stacks, hosts)
     if wanted.stack and wanted.stack not in stacks:
@@ -155,10 +155,10 @@ def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]
         return default, "it is the default"
     if wanted.present not in stacks:
         raise ChoiceError(
-            f"the cluster has stack {wanted.present}, which this version of ftcluster does not "
-            "have: install the version that set it up, or name another stack: --stack NAME"
+            f"the cluster uses stack {wanted.present}, which this version of ftcluster lacks: "
+            "install the version that set up the cluster, or choose another stack: --stack NAME"
         )
-    return wanted.present, "the cluster has it; for another stack: --stack NAME"
+    return wanted.present, "the cluster uses it; to choose another one: --stack NAME"
 
 
 def _automatic(stacks: Stacks, hosts: Hosts) -> tuple[str, str]:
@@ -212,7 +212,7 @@ def python_for(
     have = ", ".join(p["version"] + ("" if p in released else " (not a release)") for p in there)
     oldest, newest = ".".join(map(str, max(first, NODE_PYTHON))), ".".join(map(str, last))
     named = (
-        f"bring Python {newest} to the host and name it: "
+        f"install Python {newest} on the host and name its path: "
         f"-e ftcluster_python=/opt/python{newest}/bin/python{newest}"
     )
     if bundle:
@@ -273,6 +273,6 @@ def space_problems(needed: int, free: int, prefix: str, name: str) -> list[dict[
     if free >= needed:
         return []
     available, required = free_and_needed(free, needed)
-    what = f"{available} free at {prefix}, but stack {name} needs {required}"
+    what = f"only {available} are free at {prefix}, but stack {name} needs {required}"
     hint = "free some space or choose another folder with -e ftcluster_prefix=DIR"
     return [{**_finding(what, hint), "needed_bytes": str(needed)}]

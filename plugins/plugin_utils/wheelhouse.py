@@ -36,8 +36,8 @@ from packaging.version import Version
 MANIFEST = "wheels.json"
 FORMAT = 1  # format of MANIFEST; a wheelhouse with another format is downloaded again
 ALLOW = (
-    "add the hash, or accept unverified files: virtualenv_allow_unverified, or for a stack "
-    "torch_stack_allow_unverified (--allow-unverified)"
+    "add the hash, or accept unverified files with virtualenv_allow_unverified, or for a stack "
+    "with torch_stack_allow_unverified (--allow-unverified)"
 )
 SPARE_BYTES = 100_000_000  # in addition to the wheels
 
@@ -46,7 +46,7 @@ Report = Callable[[str, float, float], None]
 
 
 class WheelhouseError(Exception):
-    """The wheels are not available; the message has advice."""
+    """The wheels are not available; the message contains advice."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +163,10 @@ class Wanted:
                 found.append(f"{name} is not in the list of versions")
             # 2.13.0+cpu is 2.13.0 for CPUs: a local version is a build of the same source
             elif pin and version.public != Version(pin.version).public:
-                found.append(f"{name} is not {pin.version}, which the list of versions has")
+                found.append(f"{name} is not {pin.version}, as the list of versions requires")
             elif pin and pin.hashes and sha256[name] not in pin.hashes:
                 found.append(
-                    f"{name} has the sha256 {sha256[name]}, which the list of versions does not "
-                    "allow"
+                    f"the SHA-256 of {name}, {sha256[name]}, is not in the list of versions"
                 )
             elif not (pin and pin.hashes) and not self.allow_unverified:
                 found.append(f"{name} has no hash in the list of versions; {ALLOW}")
@@ -219,8 +218,8 @@ def get_wheels(
         raise WheelhouseError(f"{wanted.name}: {error}") from error
     except OSError as error:
         raise WheelhouseError(
-            f"{error.filename or cache}: {error.strerror}; set virtualenv_cache to a folder on the "
-            "control node that can be written and has space"
+            f"{error.filename or cache}: {error.strerror}; set virtualenv_cache to a writable "
+            "folder on the control node that has enough space"
         ) from error
 
 
@@ -244,8 +243,8 @@ def verify(house: Wheelhouse, wanted: Wanted, python: str, made_here: bool) -> N
     """Compare a wheelhouse and its files with the lists.
 
     Args:
-        made_here: True if the folder belongs to the cache; such a folder is removed if there are
-            differences. A folder that the user named is kept.
+        made_here: True if the folder belongs to the cache; such a folder is removed if it differs
+            from the lists. A folder that the user named is kept.
 
     Raises:
         WheelhouseError: files differ; the message names all of them.
@@ -363,7 +362,7 @@ def check_space(folder: Path, lock: str, name: str) -> None:
 
 
 def larger_build(folder: Path, more: Mapping[str, Pin], refused: Mapping[str, str]) -> str:
-    """Return a warning that only torch's CUDA build, with further packages, was available."""
+    """Return a warning that only torch's CUDA build, with additional packages, was available."""
     size = sum(
         path.stat().st_size
         for path in folder.glob("*.whl")
@@ -372,9 +371,9 @@ def larger_build(folder: Path, more: Mapping[str, Pin], refused: Mapping[str, st
     why = "; ".join(refused.values()) or "pip's configured source has no build without them"
     return (
         f"torch comes with {len(more)} CUDA packages that CPUs do not use ({size / 1e9:.1f} GB "
-        "more to download and send to each host; with another Python on the hosts "
-        "(ftcluster_python) "
-        f"there may be a CPU build), because the index of CPU builds failed: {why}"
+        "more to download and send to each host; for another Python on the hosts "
+        "(ftcluster_python), there may be a CPU build), because the index of CPU builds failed: "
+        f"{why}"
     )
 
 

@@ -100,10 +100,10 @@ class Run:
         """Copy the run's model to a folder on this machine, and return the folder.
 
         If the run is a script, copy the files that the script wrote into its start folder on the
-        head instead of a model.
+        head. In this case no model is copied.
 
         Args:
-            folder: new or empty folder; by default a folder with the run's id as its name.
+            folder: new or empty folder; by default a folder that is named after the run's id.
 
         Raises:
             FtclusterError: the run has neither model nor files, or the folder is not empty.
@@ -143,7 +143,8 @@ class Run:
         """Stop the run on all hosts.
 
         Args:
-            force: True to stop without saving a checkpoint; otherwise a training saves one first.
+            force: True to stop without saving a checkpoint; otherwise a training run saves a
+                checkpoint first.
 
         Raises:
             FtclusterError: the run may still be active on a host.
@@ -226,8 +227,8 @@ def data(
     """Return the data that `train` would read with the same arguments, and the target tokens.
 
     Args:
-        here: True to read the data only on this machine. The result then has no lengths and no
-            samples.
+        here: True to read the data only on this machine, without the head. The result then
+            contains no lengths and no samples.
         more: see `train`.
 
     Raises:
@@ -244,7 +245,7 @@ def plan(
     facts: Name | None = None,
     **more: Any,
 ) -> PlanResult:
-    """Return the ranks that `train` would start with the same arguments, with reasons.
+    """Return the ranks that `train` would start with the same arguments, and the reasons.
 
     Args:
         facts: output of `ftcluster plan --json`, to plan for its hosts instead of the cluster's.
@@ -266,7 +267,7 @@ def train(
     view: View = SILENT,
     **more: Any,
 ) -> Run:
-    """Start a training; the training continues if this process ends.
+    """Start a training run; the run continues if this process ends.
 
     Args:
         recipe: name listed by `ftcluster recipes`, or a YAML file.
@@ -304,14 +305,14 @@ def sweep(
     view: View = SILENT,
     **more: Any,
 ) -> SweepResult:
-    """Train once for each combination of values, wait for all trainings, and compare them.
+    """Train once for each combination of values, wait for all runs, and compare them.
 
     If the call is repeated, only combinations without a result are trained.
 
     Args:
         settings: fields of the recipe. A list contains the values to try. If the value of a field
-            is itself a list, use a list of lists. A text such as "1e-5..1e-4" is a range, for
-            `random` and `tpe`.
+            is itself a list, use a list of lists. A string such as "1e-5..1e-4" is a range, which
+            only `random` and `tpe` support.
         random: number of random combinations; 0 to train all combinations.
         tpe: number of combinations chosen by Optuna's sampler TPE from earlier results; 0 for none.
         seed: seed for the choice of combinations.
@@ -347,7 +348,8 @@ def evaluate(
     """Evaluate a trained model on the recipe's validation sets, or on all rows of `data`.
 
     Args:
-        recipe: recipe of the training; by default the recipe recorded in the model's folder.
+        recipe: recipe that the model was trained with; by default the recipe that the model's
+            folder records.
         more: see `train`.
 
     Raises:
@@ -368,7 +370,7 @@ def generate(
     view: View = SILENT,
     **sampling: Any,
 ) -> list[str]:
-    """Generate the answer of a language model to each prompt, on the head of a cluster.
+    """Generate a language model's answer to each prompt, on the head of a cluster.
 
     Args:
         model: run with a trained model, a model's local folder, or a model's name on the Hub.

@@ -46,7 +46,7 @@ def state_dir() -> Path:
 
 
 def memory_dir() -> Path:
-    """Return a folder for secrets: in memory, or on disk if the system has no folder in memory."""
+    """Return a folder for secrets: in memory, or on disk if no folder in memory can be used."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     for candidate in (runtime, "/dev/shm"):
         if candidate and os.access(candidate, os.W_OK):
@@ -55,7 +55,7 @@ def memory_dir() -> Path:
 
 
 def plain_name(text: str) -> str:
-    """Convert a text to a name of at most 40 letters, digits, dots, dashes and underscores.
+    """Convert a string to a name of at most 40 letters, digits, dots, dashes and underscores.
 
     >>> plain_name("../my recipe")
     'my-recipe'
@@ -104,7 +104,7 @@ def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
         with contextlib.suppress(FileNotFoundError):  # another command has already moved it
             path.rename(aside)
         why = " ".join(f"{error!r}"[:100].split())
-        LOG.warning("note: %s is damaged (%s); kept as %s", path, why, aside.name)
+        LOG.warning("note: %s is damaged (%s) and was renamed to %s", path, why, aside.name)
         return None
 
 

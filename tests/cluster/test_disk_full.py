@@ -37,7 +37,7 @@ def test_setup_says_so_before_it_changes_anything(
     prefix = small_disk(tmp_path / "disk", 100) / "ftcluster"
     done = Home(tmp_path, prefix).run("setup", "localhost", "-e", f"ftcluster_prefix={prefix}")
     assert done.returncode == 1
-    said = rf"0\.1 GB free at {prefix}, but stack native needs [2-3]\.\d GB"
+    said = rf"0\.1 GB are free at {prefix}, but stack native needs [2-3]\.\d GB"
     assert re.search(said, done.stderr), done.stderr
     assert "nothing was changed" in done.stderr
     assert not prefix.exists()

@@ -44,8 +44,8 @@ def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_p
         link.symlink_to(newer)
         kept = other.run(*words)
         assert kept.returncode == 1
-        assert "stack native-trackers, because the cluster has it" in kept.stderr
-        assert "the hosts have ftcluster 99.0, and this control node has the older" in kept.stderr
+        assert "stack native-trackers, because the cluster uses it" in kept.stderr
+        assert "the hosts have ftcluster 99.0, but this control node has the older" in kept.stderr
         switched = other.run(words[0], str(named), *words[2:], "--downgrade")
         assert switched.returncode == 0, switched.stderr
         assert "stack native replaces native-trackers, because you requested it" in switched.stderr

@@ -75,7 +75,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def test_what_a_real_run_reports(reported: Path) -> None:
     text = re.sub(r"<svg .*?</svg>|<[^>]+>", " ", reported.read_text(), flags=re.DOTALL)
     assert re.search(r"A step takes \d+ ms: [\d.]+ % compute", text)
-    assert re.search(r"It reaches [\d.]+ % of the matmul peak", text)
+    assert re.search(r"Training reaches [\d.]+ % of the matmul peak", text)
     assert "All ranks are on localhost" in text
     assert "rank 1: CPUs" in text
 

@@ -128,7 +128,7 @@ def test_a_module_of_the_hosts(machine: Machine) -> None:
     assert done.stdout.startswith("usage: ")
     missing = machine.home.run("run", *TWO, "-m", "no_such_module")
     assert missing.returncode == 1
-    assert "there is no module no_such_module" in missing.stderr
+    assert "module no_such_module does not exist" in missing.stderr
 
 
 def test_packages_that_the_stack_does_not_have(machine: Machine, tmp_path: Path) -> None:

@@ -181,11 +181,11 @@ def test_lists_and_columns_are_the_same_samples(tmp_path: Path) -> None:
         ),
         (
             lambda: [*classes(20, 1), {"text": "w5", "label": ["1"]}], {},
-            "some rows have a list of labels",
+            "mixes lists of labels and single labels",
         ),
         (
             lambda: [{**row, "label": f"[0.{row['label']}, 0.5]"} for row in classes(20, 1)], {},
-            "are lists written as texts",
+            "are lists written as strings",
         ),
     ],
 )  # fmt: skip

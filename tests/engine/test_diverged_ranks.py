@@ -24,5 +24,6 @@ def message_after_a_change(rank: int, _: int) -> str:
 def test_every_rank_stops_and_names_those_that_differ(tmp_path: Path) -> None:
     for message in on_ranks(message_after_a_change, 3, tmp_path):
         assert (
-            "after step 20 the parameters of ranks [1] differ from those of ranks [0, 2]" in message
+            "after step 20, the parameters on ranks [1] differ from the parameters on ranks [0, 2]"
+            in message
         )

@@ -261,16 +261,18 @@ def test_what_does_not_fit_is_said_once(said: Any) -> None:
     assert said() == ["torch computes attention with tensors of torch.float16"]
     tensors = attention_inputs(dtype=torch.bfloat16)
     functional.scaled_dot_product_attention(*tensors, attn_mask=torch.ones(12, 12, dtype=bool))
-    assert said() == ["torch computes attention with a mask of 2 dimensions"]
+    assert said() == ["torch computes attention with a mask with 2 dimensions"]
     functional.scaled_dot_product_attention(*attention_inputs(1500, torch.bfloat16))
     assert said() == ["torch computes attention with more than 1024 tokens"]
     logits = torch.randn(3, 5000, requires_grad=True)
     functional.cross_entropy(logits, torch.tensor([1, 2, 3]), label_smoothing=0.1)
-    assert said() == ["torch computes cross entropy with class weights or label smoothing"]
+    assert said() == ["torch computes the cross entropy if it has class weights or label smoothing"]
     torch.compile(torch.nn.Linear(2, 2))
-    assert said() == ["a compiled model keeps torch.compile's code"]
+    assert said() == ["a compiled model runs the code of torch.compile, not our kernels"]
     AutoModel.from_config(AutoConfig.for_model(**BERT, hidden_act="quick_gelu"))
-    assert said() == ["the activation QuickGELUActivation keeps its own code"]
+    assert said() == [
+        "the activation QuickGELUActivation uses its own code, because it has no kernel"
+    ]
 
 
 @pytest.mark.usefixtures("enabled")
@@ -287,7 +289,9 @@ def test_fp32_is_kept_and_said(said: Any, monkeypatch: pytest.MonkeyPatch) -> No
     found = functional.scaled_dot_product_attention(*attention_inputs())
     assert found.dtype == torch.float32
     (line,) = said()
-    assert line.startswith("the script trains in fp32; with AVX512-BF16 this CPU is faster in bf16")
+    assert line.startswith(
+        "the script trains in fp32, but with AVX512-BF16 this CPU is faster in bf16"
+    )
     registry.suggest_bf16.cache_clear()
     registry.report_once.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):

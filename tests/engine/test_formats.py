@@ -107,8 +107,10 @@ def test_rows_of_parquet_are_checked_where_they_are_read(tmp_path: Path) -> None
     model = write_model(tmp_path / "model", "bert", "question-answering")
     with pytest.raises(TrainError) as caught:
         prepare(job_of(tmp_path, asked, model, "question-answering"))
-    assert "asked.parquet: row 7: the context has" in caught.value.message
-    assert "asked.parquet: row 10: context is None, not a text" in caught.value.message
+    assert "asked.parquet: row 7: the answer" in caught.value.message
+    assert (
+        "asked.parquet: row 10: column context must be a string, got None" in caught.value.message
+    )
 
 
 def test_names_of_classes_in_parquet(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_layouts(fused_calls: list[int]) -> None:
 def test_a_step_that_is_not_fused_is_reported(said: Any) -> None:
     trained(torch.optim.AdamW, LAYOUTS["channels last"], LAYOUTS["contiguous"])
     (line,) = said()
-    assert "not fused: strides" in line
+    assert "not fused, because the strides" in line
 
 
 @pytest.mark.usefixtures("enabled")

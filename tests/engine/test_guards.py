@@ -466,8 +466,8 @@ def test_what_is_in_use_and_what_not_is_said(request: pytest.FixtureRequest) -> 
     step(made(own), bf16=True)
     assert look() == [
         "kernels in use: activations, attention",
-        "OddRMSNorm uses its own code: its norm differs from the kernel's; "
-        "CappedMLP uses its own code: its layers or its activation have no kernel",
+        "OddRMSNorm uses its own code, because the kernel computes a different norm; "
+        "CappedMLP uses its own code, because its layers or its activation have no kernel",
     ]
     model = made(llama)
     step(model, bf16=True)

@@ -161,15 +161,23 @@ def test_a_model_learns_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "options", "said"),
     [
-        ({"score": 4}, {"loss": "cosine"}, "train.jsonl:1: score is 4, and a cosine is from -1"),
-        ({"score": "good"}, {"loss": "angle"}, "train.jsonl:1: score is 'good', not a number"),
+        (
+            {"score": 4},
+            {"loss": "cosine"},
+            "column score is 4, but loss=cosine needs scores from -1",
+        ),
+        ({"score": "good"}, {"loss": "angle"}, "jsonl:1: column score is 'good', not a number"),
         (
             {},
             {"loss": "cosent"},
             "train has no column with a usual name for scores; found sentence1",
         ),
         ({"score": 0}, {"loss": "ranking"}, "or train on scores with loss=cosent"),
-        ({"score": 3}, {"loss": "contrastive"}, "train.jsonl:1: score is 3, and loss=contrastive"),
+        (
+            {"score": 3},
+            {"loss": "contrastive"},
+            "train.jsonl:1: column score is 3, but loss=contrastive",
+        ),
         ({}, {"loss": "triplet"}, "train has no column with negatives, which loss=triplet needs"),
         ({"label": 2}, {"loss": "margin_mse"}, "train has no column with negatives, which loss=m"),
         ({"negative": "w7"}, {"loss": "margin_mse"}, "no column with a teacher's margins, which"),

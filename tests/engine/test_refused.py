@@ -59,7 +59,7 @@ def job_of(
 def test_an_encoder_cannot_be_a_causal_model(tmp_path: Path) -> None:
     job = job_of(tmp_path, "causal-lm")
     error = refusal(job, by_rank=True)
-    assert "reads a text in both directions" in error.message
+    assert "reads text in both directions" in error.message
     assert "config_overrides.is_decoder=true" in error.hint
     decoder = replace(job.recipe, config_overrides={"is_decoder": True})
     rank.run(replace(job, recipe=decoder))  # following the hint fixes the error

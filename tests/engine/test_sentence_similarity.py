@@ -146,8 +146,8 @@ def test_equal_texts_of_a_set_are_searched_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"query": "w5", "positive": " "}, "train.jsonl:3: positive is empty"),
-        ({"query": 5, "positive": "w5"}, "train.jsonl:3: query is 5, not a text"),
+        ({"query": "w5", "positive": " "}, "train.jsonl:3: column positive is empty"),
+        ({"query": 5, "positive": "w5"}, "train.jsonl:3: column query must be a string, got 5"),
         ({"query": "w5"}, "train.jsonl:3: no column positive; found query"),
     ],
 )

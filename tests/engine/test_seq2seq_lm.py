@@ -207,7 +207,7 @@ def test_what_is_cut_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"document": "w5", "summary": " "}, "train.jsonl:1: summary is empty"),
+        ({"document": "w5", "summary": " "}, "train.jsonl:1: column summary is empty"),
         (
             {"translation": {"en": "w5", "de": "w6"}},
             "name the columns: source_lang=en target_lang=de",

@@ -287,7 +287,7 @@ def _change(rank: int, _: int, what: str) -> str:
 @pytest.mark.parametrize("what", ["matrix", "norm"])
 def test_a_rank_whose_model_has_other_weights_is_named(tmp_path: Path, what: str) -> None:
     for message in on_ranks(_change, 3, tmp_path, what):
-        assert "the parameters of ranks [1] differ from those of ranks [0, 2]" in message
+        assert "the parameters on ranks [1] differ from the parameters on ranks [0, 2]" in message
 
 
 def _save_without_space(rank: int, size: int, folder: Path) -> Path | None:

@@ -284,7 +284,7 @@ def test_numbers_have_the_names_that_parquet_gives(tmp_path: Path) -> None:
         ({"train": [{"tokens": ["a"], "ner_tags": ["O"]}] * 4}, "no word of train has a tag"),
         (
             {"train": [*tagged(9, 1), {"tokens": ["c", "d"], "ner_tags": ["O", "I-A"]}]},
-            "train.jsonl:10: word 2, 'd', has I-A, which is IOB1, but earlier rows are IOB2",
+            "jsonl:10: word 2, 'd', has the tag I-A, which is IOB1, but earlier rows use IOB2",
         ),
     ],
 )

@@ -222,7 +222,7 @@ def test_names_and_arguments_that_are_not_utf_8(
     assert r"argument is not valid UTF-8: 'caf\udce9'" in capsys.readouterr().err
     (place.folder / "caf\udce9").touch()
     assert main(["run", "--", "s.py"]) == 2
-    assert r"has names that are not UTF-8" in capsys.readouterr().err
+    assert r"contains files whose names are not UTF-8" in capsys.readouterr().err
 
 
 # --- hosts that lie

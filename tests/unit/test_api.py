@@ -136,12 +136,12 @@ def test_what_is_known_of_a_run(
     assert copied[-1] == Path("reports")
     begin_record(RUN.run, {"inventories": ["i"], "plan": plan, "kind": "train"})
     for state, hint in (
-        (replace(RUN, model="", state="running"), "wait for its end: ftcluster attach mrpc-1"),
+        (replace(RUN, model="", state="running"), "until the run ends: ftcluster attach mrpc-1"),
         (replace(RUN, model="", state="stopped", step=3), "ftcluster train --resume mrpc-1"),
         (replace(RUN, model="", state="failed", step=0), "ftcluster logs mrpc-1"),
     ):
         monkeypatch.setattr(operations, "find_run", lambda *_, state=state: state)
-        with pytest.raises(ftcluster.FtclusterError, match="has no model") as caught:
+        with pytest.raises(ftcluster.FtclusterError, match="has not written a model") as caught:
             run.fetch("none")
         assert hint in caught.value.hint
     capfd.readouterr()
@@ -204,7 +204,7 @@ def test_a_model_is_loaded_as_its_users_do(
     (folder / "ftcluster.json").write_text(json.dumps(about))
     with pytest.raises(ftcluster.FtclusterError, match=r"needs .* in this Python"):
         ftcluster.load(folder)
-    with pytest.raises(ftcluster.FtclusterError, match=r"has no ftcluster\.json"):
+    with pytest.raises(ftcluster.FtclusterError, match=r"contains no ftcluster\.json"):
         ftcluster.load(tmp_path)
     calls: list[str] = []
     module = types.ModuleType(package)

@@ -1,4 +1,4 @@
-"""GELU, its tanh approximation and SiLU, optionally multiplied by the factor of a gated MLP."""
+"""Computes GELU, its tanh approximation and SiLU, with the multiplication in a gated MLP."""
 
 from functools import partial
 from typing import Any
@@ -42,13 +42,13 @@ class _Activation(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _activated(name: str, input: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
-    """Return the same result as the loop, computed by torch."""
+    """Return the same result as the loop in C, computed by torch."""
     output: torch.Tensor = TORCH[name](input.float())
     return (output if factor is None else output * factor).to(input.dtype)
 
 
 def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the activation of the input times `factor`, rounded once.
+    """Return the activation of the input, multiplied by `factor` and rounded once.
 
     Args:
         name: gelu, tanh_gelu or silu.

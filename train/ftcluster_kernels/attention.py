@@ -1,6 +1,6 @@
-"""Attention as matrix multiplications: by our own loops if possible, otherwise by torch.
+"""Computes attention by matrix multiplications: in our own loops if possible, otherwise in torch.
 
-On CPUs this takes a quarter to a half of the time of torch's flash kernel, forward and backward.
+On CPUs, this takes a quarter to half as long as torch's flash kernel, forward and backward.
 With attention dropout, torch does not use its flash kernel but makes many passes in fp32. The
 matmuls here keep a matrix of shape (batch, heads, length, length) for the backward pass, so very
 long sequences use torch's flash kernel.
@@ -21,12 +21,12 @@ from ftcluster_kernels.dropout import draw_seed, drop_of, exact_drop_of
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.simd import Drop
 
-MASKED = -1e30  # added to masked scores: not -inf, which would make a fully masked row NaN
+MASKED = -1e30  # added to masked scores; -inf would make a fully masked row NaN
 TINY = 1e-45  # fp32's smallest positive value
 CAUSAL_BLOCK = 128  # minimum number of query rows that are computed together
 CAUSAL_BLOCKS = 8  # maximum number of blocks
-FEW_SCORES = 1 << 16  # scores per sample below which computing each sample alone does not pay
-MANY_KEYS = 0.85  # fraction of keys seen, above which computing each sample alone does not pay
+FEW_SCORES = 1 << 16  # with fewer scores per sample, computing each sample alone does not pay
+MANY_KEYS = 0.85  # if more of the keys are seen, computing each sample alone does not pay
 
 
 class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
@@ -66,9 +66,9 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     The output is 0 for `masked_rows`.
 
-    Causal attention computes blocks of query rows, and skips the keys behind each block. Each key
+    Causal attention computes blocks of query rows, and skips the keys after each block. Each key
     may have several consecutive query rows. With `lengths`, the function computes each sample alone
-    and skips the keys behind the sample's last visible key.
+    and skips the keys after the sample's last visible key.
     """
 
     kernel = "attention"
@@ -160,8 +160,8 @@ def _again(
 
     Args:
         query, key, value, probabilities: matrices, with the same leading dimensions.
-        factors: factors of the probabilities, for dropout.
-        bias: term of the scores that needs a gradient.
+        factors: factors by which dropout multiplies the probabilities.
+        bias: term that is added to the scores and needs a gradient; None if there is none.
     """
     scores = scale * (query.float() @ key.float().mT)
     if bias is not None:
@@ -200,7 +200,7 @@ def _of_heads(
         return of_matrices(query, key, value, 0)
     groups, begin, outputs = key.shape[1], 0, {}
     starts = list(accumulate(plan.documents, initial=0))
-    # `probabilities` has the longest sequences first; queries that share keys form one matrix
+    # in `probabilities`, the longest sequences come first; queries that share keys form one matrix
     for i, length in sorted(enumerate(plan.documents), key=lambda document: -document[1]):
         tokens = slice(starts[i], starts[i + 1])
         shared = query[0, :, tokens].unflatten(0, (groups, -1)).transpose(1, 2)
@@ -277,7 +277,7 @@ def _draw(p: float, exact: bool) -> Drop | None:
 
 
 def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return the gradient of a broadcast tensor: sum `grad` in fp32 down to the tensor's shape."""
+    """Return the gradient of a broadcast tensor: `grad`, summed in fp32 to the tensor's shape."""
     dims = [i for i, size in enumerate(shape) if size != grad.shape[i]]
     return (grad.sum(dims, keepdim=True, dtype=torch.float32) if dims else grad).to(dtype)
 
@@ -285,9 +285,9 @@ def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> tor
 def _parts(
     queries: int, keys: int, heads: int, causal: bool, lengths: Sequence[int] | None
 ) -> Iterator[tuple[slice, slice, slice, slice]]:
-    """Yield the parts to compute, each as a sample, its heads, its query rows, and their keys.
+    """Yield the parts to compute: slices of samples, of heads, of query rows, and of their keys.
 
-    Without `lengths` all samples are one part.
+    Without `lengths`, all samples together are one part.
     """
     if lengths is None:
         everything = slice(None)
@@ -315,11 +315,11 @@ class Masked:
     """A preprocessed attention mask.
 
     Attributes:
-        values: copy of the mask's values, to compare the next mask with; None if the mask needs a
-            gradient. The version of a tensor is no substitute, because writes through numpy, `data`
-            or inference mode do not change it.
+        values: copy of the mask's values, with which the next mask is compared; None if the mask
+            needs a gradient. A tensor's version cannot replace the comparison, because writes
+            through numpy, `data` or inference mode do not change the version.
         made_for: shapes and dtypes of the mask and the queries, and the number of keys.
-        bias: term to add to the scores; None if only keys behind `lengths` are masked.
+        bias: term to add to the scores; None if only keys after `lengths` are masked.
         rows: True for query rows without any visible key, for which torch returns 0; None if there
             are no such rows.
         lengths: number of leading keys that the queries of each sample see; None if computing each
@@ -340,7 +340,7 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
     """Return the preprocessed mask.
 
     Args:
-        mask: mask of four dimensions.
+        mask: mask with four dimensions, or None.
         last: previous result, which is returned again if the mask is unchanged.
     """
     if mask is None:
@@ -402,9 +402,9 @@ def attention(
         query, key, value: shapes (batch, heads, length, size), in one dtype: bf16 or fp32.
         causal: True if a query sees only its own and earlier keys; each key may have several
             consecutive queries.
-        scale: factor of the scores; None: 1 / sqrt(size).
+        scale: factor for the scores; None means 1 / sqrt(size).
         p: dropout probability.
-        exact: True for exactly the probability `p`, see `dropout.drop_of`.
+        exact: True to drop with exactly the probability `p`, see `dropout.drop_of`.
     """
     scale = _scale(query, scale)
     trains_bias = mask.bias is not None and mask.bias.requires_grad
@@ -438,7 +438,7 @@ def attention_of_documents(
     exact: bool,
     causal: bool,
 ) -> torch.Tensor | None:
-    """Return attention within each packed sequence of a row; None if the loops cannot compute it.
+    """Return attention within each packed sequence of a row; None if no loop can compute it.
 
     Args:
         query, key, value: shapes (1, heads, total tokens, size); several query heads may share a

@@ -1,7 +1,7 @@
-"""Attention in which each thread computes one head of one sample at a time.
+"""Computes attention with each thread working on one head of one sample at a time.
 
-The loops use AMX tiles for bf16 if the CPU has them, otherwise multiply-adds: in fp32, and in bf16
-with AVX512-BF16.
+For bf16, the loops use AMX tiles if the CPU has them, otherwise multiply-adds with AVX512-BF16. For
+fp32, they use multiply-adds.
 
 The scores of a head stay in a core's cache. Loops read and write vectors in the memory layout of
 the surrounding layers, without copies.
@@ -18,7 +18,7 @@ from ftcluster_kernels.products import MULTIPLE, adds_bf16, has_amx
 from ftcluster_kernels.simd import KEEP_ALL, Drop
 
 LONGEST = 1024  # maximum number of keys, see native/heads.h
-LARGEST = 1 << 22  # maximum scores of a head; two buffers per thread take 16 MB, in fp32 32 MB
+LARGEST = 1 << 22  # maximum scores of a head; two buffers per thread take 16 MB (fp32: 32 MB)
 LINE = 64  # bytes of a cache line
 
 
@@ -67,8 +67,8 @@ class Plan(NamedTuple):
             all keys, the `per_key` queries before them see one key fewer, and so on. 0 means that
             all queries see all keys. With packed sequences: 1 if causal, else 0.
         lengths: number of leading keys that the queries of each sample see; None means all.
-        scale: factor of the scores.
-        kept: factor of the output that compensates for dropped probabilities.
+        scale: factor for the scores.
+        kept: factor for the output that compensates for dropped probabilities.
         drop: dropout of the probabilities, or None.
         documents: lengths of packed sequences, or None if each sample is one sequence. A token sees
             no tokens of other sequences.
@@ -122,15 +122,15 @@ def forward(
     hidden: torch.Tensor | None,
     plan: Plan,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output, and the probabilities in `query`'s dtype, of all samples in one vector.
+    """Return the output, and the probabilities of all samples as a vector in `query`'s dtype.
 
     Args:
         query, key, value: bf16 or fp32, shape (samples, heads, length, size), with a contiguous
             last dimension.
         bias: term to add to the scores, with a shape that can be expanded to the shape of the
             scores.
-        hidden: True for queries that see no key and get 0; can be expanded like `bias`, with a last
-            dimension of 1.
+        hidden: True for queries that see no key, so that their output is 0; can be expanded like
+            `bias`, with a last dimension of 1. None if there are no such queries.
     """
     (samples, heads, queries, _), keys = query.shape, key.shape[2]
     count = samples * heads * queries * keys
@@ -165,8 +165,8 @@ def backward(
 
     Args:
         grad: gradient of the output.
-        probabilities: probabilities that `forward` returned. The other arguments must equal those
-            of `forward`.
+        probabilities: probabilities that `forward` returned. The other arguments must be equal to
+            the arguments of `forward`.
     """
     gradients = empty_by_token(query), empty_by_token(key), empty_by_token(value)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
@@ -178,7 +178,7 @@ def backward(
 
 
 def with_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy whose last dimension is contiguous."""
+    """Return the tensor if its last dimension is contiguous, otherwise a contiguous copy."""
     return x if x.stride(3) == 1 and not x.is_neg() else simd.in_order(x)
 
 
@@ -192,11 +192,14 @@ def _vectors(x: torch.Tensor, dtype: torch.dtype) -> _Vectors:
     """Return the address and strides of a tensor's vectors, for C.
 
     Raises:
-        ValueError: C would read or write other memory than the tensor's elements.
+        ValueError: C would read or write memory outside the tensor's elements.
     """
     *strides, apart = x.stride()
     if x.dtype is not dtype or (apart != 1 and x.shape[3] > 1) or not simd.is_in_memory(x):
-        raise ValueError(f"{x.dtype} at strides {x.stride()}, {x.layout}, on {x.device}")
+        raise ValueError(
+            f"expected {dtype} in CPU memory with a contiguous last dimension, got {x.dtype} with "
+            f"strides {x.stride()} and layout {x.layout} on {x.device}"
+        )
     return _Vectors(x.data_ptr(), *strides)
 
 
@@ -225,7 +228,7 @@ def _call_of(
     if plan.documents is None:
         call.lengths = None if lengths is None else _address(lengths, samples)
         return call, lengths
-    # the longest sequences first, because each free thread takes the next one
+    # the longest sequences come first, because each free thread takes the next sequence
     tokens = _integers(plan.documents)
     lengths, order = tokens.sort(descending=True, stable=True)
     starts = (tokens.cumsum(0) - tokens)[order]

@@ -1,8 +1,8 @@
-"""Cross entropy over many classes, computed for a few rows at a time, to save memory.
+"""Computes cross entropy over many classes for a few rows at a time, to save memory.
 
 torch keeps the log-softmax of all rows and its gradient in fp32: 0.8 GB for 2,048 tokens of GPT-2.
-Here, a block of rows that fits in the cache is read once for the loss and once for the gradient.
-The gradient has the dtype of the logits.
+In this module, a block of rows that fits in the cache is read once for the loss and once for the
+gradient. The gradient has the dtype of the logits.
 
 This module also fuses a model's last layer with the loss. transformers keeps the logits of all
 tokens in bf16 and fp32, their log-softmax and its gradient: 1.6 GB for 2,048 tokens of GPT-2. The
@@ -24,7 +24,7 @@ from ftcluster_kernels.token_rows import TokenRows
 
 CHUNK = 1 << 20  # maximum elements converted to fp32 at once: 4 MB
 ROWS = 16  # tokens converted to fp32 at once: 3 MB with GPT-2's vocabulary
-# approximate tokens per matmul: oneDNN is a quarter slower with some larger sizes, such as 766
+# approximate rows per matmul: oneDNN is a quarter slower with some larger sizes, such as 766
 PRODUCT_ROWS = 256
 # of the arguments of the fused losses: of hidden, weight, tokens, bias, sums, values and ids
 Gradients = tuple[
@@ -33,7 +33,7 @@ Gradients = tuple[
 ]  # fmt: skip
 torch_cross_entropy = functional.cross_entropy  # `ftcluster_train.fast` may have replaced it
 LOGITS = 1 << 27  # maximum logits at once: 268 MB in bf16, 2,670 tokens with GPT-2's vocabulary
-ALIGNMENT = 64  # columns: rows that begin on a cache line make matmuls up to a third faster
+ALIGNMENT = 64  # in columns: matmuls are up to a third faster if rows begin on a cache line
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
@@ -45,7 +45,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int
     ) -> torch.Tensor:
-        # kept apart, because their sum would lose digits of log(total) if all logits are large
+        # kept separately: their sum would lose digits of log(total) if all logits are large
         largest, totals = simd.empty(2, len(logits))
         for rows in _row_chunks(logits):
             part = logits[rows].float()
@@ -109,7 +109,7 @@ def cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """The fused loss; the forward pass also computes the gradients, so that it keeps no logits."""
+    """The fused loss; the forward pass also computes the gradients, so no logits are kept."""
 
     kernel = "cross_entropy"
 
@@ -166,11 +166,13 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
-    """The fused loss of each token, whose gradient factors only the backward pass receives.
+    """The fused loss of each token.
 
+    The upstream gradient of each token's loss is known only in the backward pass.
     If only the hidden state needs a gradient, the forward pass computes the unscaled gradient, and
     the backward pass scales each token's row. If the weight or the bias needs a gradient, the
-    backward pass recomputes the logits, because these gradients sum tokens with different factors.
+    backward pass recomputes the logits, because these gradients are sums over tokens with different
+    upstream gradients.
     """
 
     kernel = "cross_entropy"
@@ -279,8 +281,8 @@ def _add_product(
     """Return `logits.T @ hidden`, added to `sums` of earlier tokens unless `sums` is None.
 
     Args:
-        whole: True if `logits` contain all tokens; otherwise the result is in fp32, not bf16, so
-            that later parts can be added.
+        whole: True if `logits` contain all tokens. Otherwise, the result is in fp32 instead of
+            bf16, so that later parts can be added.
     """
     if products.has_sums(logits.dtype, logits.shape[1], hidden.shape[1]):
         adds = sums is not None
@@ -300,7 +302,7 @@ def _of_weight(
     sums: GradientSums | None,
     factor: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """Return the gradient times the factor, without padding rows; None if `sums` receives it."""
+    """Return the gradient times the factor, without padding rows; None if it is added to `sums`."""
     gradient, sums = gradient[: len(weight)], unless_hooked(sums, weight)
     if sums is not None and gradient.dtype == torch.float32:
         sums.add(gradient, 1.0 if factor is None else float(factor))
@@ -309,7 +311,9 @@ def _of_weight(
         return gradient.to(weight.dtype)
     # not in place: a second backward pass (`retain_graph`) reads the gradient again
     output = torch.empty_like(gradient, dtype=weight.dtype)
-    size = max(CHUNK // max(gradient.shape[1], 1), 1)  # all rows at once would take twice as much
+    size = max(
+        CHUNK // max(gradient.shape[1], 1), 1
+    )  # all rows at once would need twice the memory
     for part, rows in zip(output.split(size), gradient.split(size), strict=True):
         part.copy_(rows * factor)
     return output
@@ -328,7 +332,7 @@ def chunk_size(vocab_size: int) -> int:
 def _logits(hidden: torch.Tensor, padded: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     logits = _product(hidden, padded.T)
     if bias is not None:
-        for rows in logits.split(ROWS):  # adding fp32 to bf16 makes an fp32 copy of the rows
+        for rows in logits.split(ROWS):  # in chunks, because adding fp32 to bf16 makes an fp32 copy
             rows[:, : len(bias)] += bias
     return logits
 
@@ -342,7 +346,7 @@ def _add_rows(sums: torch.Tensor, logits: torch.Tensor) -> None:
 def _product(
     left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `left @ right`; if torch computes it, in pieces of about PRODUCT_ROWS rows."""
+    """Return `left @ right`; if torch computes it, pieces of about PRODUCT_ROWS rows are used."""
     if products.is_own(left, right):
         output = products.product(left, right)
         return output if out is None else out.copy_(output)
@@ -387,8 +391,8 @@ def _replace_by_gradients(
 def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
     """Return the weight, extended to a multiple of ALIGNMENT rows.
 
-    The added rows are whatever memory follows the weight, usually the next parameter, so the caller
-    must ignore their results. If no memory follows the weight, the result is a copy.
+    The added rows are the memory that follows the weight, usually the next parameter, so the caller
+    must ignore the results for these rows. If no memory follows the weight, the result is a copy.
     """
     added = -len(weight) % ALIGNMENT
     room = weight.untyped_storage().nbytes() // weight.itemsize - weight.storage_offset()
@@ -408,7 +412,7 @@ def linear_cross_entropy(
         hidden: shape (tokens, hidden size).
         weight: shape (vocabulary, hidden size).
         tokens: target token ids, shape (tokens,).
-        sums: memory to add the gradient of the weight to; None returns the gradient to autograd.
+        sums: memory to which the weight's gradient is added; None returns it to autograd.
         rows: trained rows of a frozen weight, which has their current values.
     """
     values, ids = (None, None) if rows is None else (rows.values, rows.ids)
@@ -428,7 +432,7 @@ def token_losses(
     bias: torch.Tensor | None = None, sums: GradientSums | None = None,
     rows: TokenRows | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return the losses of `linear_cross_entropy` for each token, shape (tokens,)."""
+    """Return the loss of each token as in `linear_cross_entropy`, shape (tokens,)."""
     values, ids = (None, None) if rows is None else (rows.values, rows.ids)
     with torch.autocast("cpu", enabled=False):
         hidden = hidden.to(weight.dtype)

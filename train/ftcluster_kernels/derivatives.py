@@ -1,4 +1,4 @@
-"""Derivatives of the kernels by torch's own functions, for cases that the loops do not support.
+"""Computes derivatives of kernels with torch's functions if the loops do not support the case.
 
 The loops compute gradients only for tensors in memory, and autograd cannot differentiate these
 gradients again. In three cases, torch computes the backward pass instead, from a formula for the
@@ -15,7 +15,7 @@ from ftcluster_kernels.private_torch import has_memory, is_transformed
 
 
 def needs_torch(*grads: torch.Tensor | None) -> bool:
-    """Return True if torch must compute the backward pass for these gradients of outputs."""
+    """Return True if torch must compute the backward pass for these gradients of the outputs."""
     if torch.is_grad_enabled() or is_transformed():
         return True
     return not all(grad is None or has_memory(grad) for grad in grads)
@@ -26,7 +26,7 @@ def by_torch(
     inputs: Sequence[torch.Tensor | None],
     *grads: torch.Tensor | None,
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of a formula's inputs, differentiable again in case of `create_graph`.
+    """Return the gradients of a formula's inputs; with `create_graph`, they are differentiable.
 
     Args:
         formula: function of the inputs that returns a tensor for each of `grads`; a single tensor
@@ -38,7 +38,7 @@ def by_torch(
     create_graph = torch.is_grad_enabled()
     # an active `TorchFunctionMode` could redirect the formula's functions to the kernel
     with torch.enable_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
-        # a new node for each input, because an input may have been computed from another one
+        # a new node for each input, because an input may have been computed from another input
         nodes = [x.view_as(x) if x is not None and x.requires_grad else None for x in inputs]
         wanted = [node for node in nodes if node is not None]
         outputs = formula(

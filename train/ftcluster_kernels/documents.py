@@ -1,8 +1,8 @@
-"""Packed sequences: several documents in one row, whose tokens do not attend to other documents.
+"""Packed sequences: several documents in a row, whose tokens do not attend to other documents.
 
-Documents of similar length are computed together, padded to the longest of them. If documents of
-some hundred tokens were computed alone, causal attention would take 1.7 times as long, mostly
-because of the overhead of the calls.
+Documents of similar length are computed together, padded to the longest document of the group. If
+documents of a few hundred tokens were computed one by one, causal attention would take 1.7 times as
+long, mostly because of the overhead of the calls.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ SIMILAR = 0.8  # minimum length of a document in a group, relative to the group'
 
 
 class DocumentMask(torch.Tensor):  # type: ignore[misc]
-    """A mask whose elements are lengths of documents; each token sees its document's tokens.
+    """A mask whose elements are lengths of documents; each token sees all tokens of its document.
 
-    Attention recognizes such a mask by its class, which views and copies of the mask keep.
+    Attention recognizes such a mask by its class; views and copies of the mask have the same class.
     """
 
 
@@ -51,7 +51,8 @@ class Group:
         count: number of documents.
         tokens: indices of the documents' tokens in the row, shape (count * longest,); padding
             repeats the last token of its document.
-        padding: True for each padding token, shape (count, longest, 1, 1); None if there is none.
+        padding: True for each padding token, shape (count, longest, 1, 1); None if there is no
+            padding.
     """
 
     count: int
@@ -78,8 +79,8 @@ def layout_of(lengths: tuple[int, ...], together: int) -> DocumentLayout:
 
     Args:
         lengths: lengths of the documents, in tokens.
-        together: maximum length in tokens of documents that are grouped; each longer document is
-            alone in its group.
+        together: maximum length in tokens of documents that are grouped; each longer document has
+            its own group.
     """
     groups, places, begin = [], _integers([0] * sum(lengths)), 0
     starts = list(accumulate(lengths, initial=0))

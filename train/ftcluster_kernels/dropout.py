@@ -1,9 +1,9 @@
-"""Dropout with a random generator that all threads of a rank run in parallel.
+"""Computes dropout with a random generator that all threads of a rank run in parallel.
 
-torch draws a number for each element, on one thread (`bernoulli_`). Here, word k of a mask is
-SplitMix64's output for counter k (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators"), so each thread can compute any part of the mask. Each word decides on four elements.
-Nothing is stored for the backward pass, which computes the mask again.
+torch draws a number for each element, on one thread (`bernoulli_`). In this module, word k of a
+mask is SplitMix64's output for counter k (Steele, Lea and Flood 2014, "Fast splittable pseudorandom
+number generators"), so each thread can compute any part of the mask. Each word determines the mask
+of four elements. No mask is stored for the backward pass, which computes the mask again.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from ftcluster_kernels.private_torch import has_memory, is_transformed
 from ftcluster_kernels.simd import Drop
 
 DROP_LEVELS = 1 << 16  # dropout probabilities are multiples of 1 / DROP_LEVELS
-MOST_DROPPED = 1 - 1 / DROP_LEVELS  # the largest probability
+MOST_DROPPED = 1 - 1 / DROP_LEVELS  # largest dropout probability
 
 
 def drop_of(p: float, seed: int) -> Drop:
@@ -65,9 +65,9 @@ def dropout(values: torch.Tensor, p: float, exact: bool = False) -> torch.Tensor
     checkpointing draws the same mask again.
 
     Args:
-        values: any tensor; torch computes if `simd.is_fit` returns False.
+        values: any tensor; if `simd.is_fit` returns False for it, torch computes dropout.
         p: dropout probability, above 0 and at most MOST_DROPPED.
-        exact: True for exactly the probability `p`, with the scale 1 / (1 - p) in fp32.
+        exact: True to drop with exactly the probability `p` and the scale 1 / (1 - p) in fp32.
     """
     if is_transformed() or not simd.is_fit(values):
         output: torch.Tensor = torch.dropout(values, p, True)

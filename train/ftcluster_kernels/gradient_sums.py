@@ -1,8 +1,8 @@
-"""Memory that matmuls add the gradients of weights to, in fp32.
+"""Memory in fp32 to which matmuls add the gradients of weights.
 
 Autograd would return each gradient as a tensor, rounded to bf16, which costs another write and
-read. Functions of this package add the gradient to the argument `sums`; without `sums`, they return
-it to autograd.
+read. Functions of this package add the gradient to their argument `sums`; if `sums` is None, they
+return the gradient to autograd.
 """
 
 import torch
@@ -42,7 +42,7 @@ class GradientSums:
         self.filled = True
 
     def mark_filled(self) -> None:
-        """Record that the owner of `values` has written a part of the gradient there."""
+        """Record that the owner of `values` has written a part of the gradient to `values`."""
         self.filled = True
 
     def restart(self) -> None:
@@ -61,5 +61,5 @@ def make_sums(values: torch.Tensor, dtype: torch.dtype) -> GradientSums | None:
 
 
 def unless_hooked(sums: GradientSums | None, weight: torch.Tensor) -> GradientSums | None:
-    """Return the sums, or None if a hook on the weight has to receive the gradient."""
+    """Return the sums, or None if a hook on the weight must receive the gradient."""
     return None if weight._backward_hooks else sums

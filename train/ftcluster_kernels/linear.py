@@ -1,7 +1,7 @@
-"""Linear layers that skip rows: output rows that nothing reads, and gradient rows of zeros.
+"""Computes linear layers without output rows that nothing reads and gradient rows of zeros.
 
-A classifier reads one token of each sample. So in the last block, only one row of each sample has a
-gradient in the queries, in the attention's output and in the two layers behind the attention.
+A classifier reads one token of each sample. In the last block, therefore, only one row of each
+sample has a gradient in the queries, in the attention's output and in the two layers after it.
 Padding has no gradient in any layer, and a prompt has no gradient in the last layer. Skipping rows
 of zeros does not change the result, apart from rounding.
 """
@@ -16,10 +16,10 @@ from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.products import product, product_of_columns, torch_linear
 
-MANY_ROWS = 0.75  # fraction of rows above which selecting them costs as much as it saves
-MUCH_WORK = 1 << 26  # multiplications of a matmul below which checking the rows does not pay
-# indices of the rows that are checked first: multiples of a prime, so that these are different
-# tokens of the samples
+MANY_ROWS = 0.75  # above this fraction of rows, selecting rows costs as much as it saves
+MUCH_WORK = 1 << 26  # with fewer multiplications in a matmul, checking the rows does not pay
+# indices of the rows that are checked first: multiples of a prime, so that the rows are at
+# different positions in the samples
 LOOKED_AT = torch.arange(32, dtype=torch.int64, device="cpu") * 7919
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # keys: size in bytes
 
@@ -31,12 +31,12 @@ def linear(
     rows_read: torch.Tensor | None = None,
     sums: GradientSums | None = None,
 ) -> torch.Tensor:
-    """Compute `torch.nn.functional.linear`; torch computes it for tensors of different dtypes.
+    """Compute `torch.nn.functional.linear`; if tensors have different dtypes, torch computes it.
 
     Args:
         rows_read: indices of the output's rows that are read; other rows are undefined. None means
             all rows.
-        sums: memory to add the gradient of the weight to; None returns the gradient to autograd.
+        sums: memory to which the weight's gradient is added; None returns it to autograd.
     """
     learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
     # torch also accepts a vector as an input or a weight, and a scalar as a bias
@@ -133,6 +133,6 @@ def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_some(rows: torch.Tensor) -> torch.Tensor:
-    """Return True for each row with any bit set; torch's `any` takes 20 times as long in bf16."""
+    """Return True for each row with any bit set; in bf16, torch's `any` takes 20 times as long."""
     bits = rows.view(INTEGERS[rows.itemsize])
     return (bits.amax(1) != 0).logical_or_(bits.amin(1) != 0)

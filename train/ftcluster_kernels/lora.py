@@ -1,4 +1,4 @@
-"""Linear layers with low-rank adapters (LoRA, Hu et al. 2021): W x + scale * B A x.
+"""Computes linear layers with low-rank adapters (LoRA, Hu et al. 2021): W x + scale * B A x.
 
 With DoRA (Liu et al. 2024), an adapter also has a trained length for each row of W + scale * B A.
 
@@ -50,9 +50,9 @@ class Adapter:
 def row_lengths(
     weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Return the length of each row of weight + scale * up @ down, in fp32 and without a gradient.
+    """Return the length of each row of weight + scale * up @ down, in fp32 and without gradients.
 
-    The function does not compute this sum, which would need as much memory as the weight.
+    The function does not compute the adapted weight, which would need as much memory as `weight`.
 
     Args:
         weight: shape (outputs, inputs), in any dtype or in NF4.
@@ -71,7 +71,7 @@ def row_lengths(
 def row_factors(weight: torch.Tensor, adapter: Adapter) -> torch.Tensor:
     """Return the factor that scales each row of the adapted weight to its magnitude, in fp32.
 
-    Only the magnitude gets a gradient: the length of the rows counts as a constant, as in peft (see
+    Only the magnitude gets a gradient: the lengths of the rows count as constants, as in peft (see
     section 4.3 of the DoRA paper).
     """
     assert adapter.magnitude is not None
@@ -89,8 +89,9 @@ def linear_with_adapter(
     """Compute `torch.nn.functional.linear` plus the adapter; the weight may be in NF4.
 
     Args:
-        sums: memory to add the gradients of the adapter's A and B to; None returns a gradient to
-            autograd. So does a factor whose dtype differs from the weight's.
+        sums: memory to which the gradients of the adapter's A and B are added. A gradient is
+            returned to autograd if its sums are None, or if the dtype of A or B differs from the
+            weight's dtype.
     """
     if adapter.magnitude is not None:
         return _with_lengths(input, weight, bias, adapter, sums)
@@ -121,7 +122,7 @@ def _with_lengths(
 ) -> torch.Tensor:
     """Compute a linear layer with a DoRA adapter.
 
-    As in peft, dropout changes the input of everything except the original weight.
+    As in peft, dropout changes the input of all terms except the original weight's term.
     """
     dtype = dtype_of(weight)
     input = input.to(dtype)
@@ -190,7 +191,7 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
 def _to_sums(
     sums: GradientSums | None, weight: torch.Tensor, gradient: torch.Tensor
 ) -> torch.Tensor | None:
-    """Add a gradient without its padding to the weight's sums, or return it if there are none."""
+    """Add a gradient without its padding to the weight's sums; without sums, return it."""
     gradient, sums = gradient[: len(weight), : weight.shape[1]], unless_hooked(sums, weight)
     if sums is None:
         return gradient.to(weight.dtype)

@@ -1,7 +1,8 @@
-"""Linear layers with a frozen weight in NF4 (QLoRA, Dettmers et al. 2023), by bitsandbytes.
+"""Computes linear layers with frozen weights that bitsandbytes quantized to NF4.
 
-Such a weight is an `Nf4Weight`, a parameter whose bytes contain two values each. Each matmul
-dequantizes its weight again, so the values of only one layer are in memory.
+NF4 comes from QLoRA (Dettmers et al. 2023). Such a weight is an `Nf4Weight`, a parameter whose
+bytes contain two values each. Each matmul dequantizes its weight again, so the dequantized values
+of only one layer are in memory.
 """
 
 import copy
@@ -15,11 +16,11 @@ from ftcluster_kernels.products import product, torch_linear
 
 
 class Nf4Weight(torch.nn.Parameter):  # type: ignore[misc]
-    """A frozen parameter whose elements are bytes of two values in NF4.
+    """A frozen parameter whose elements are bytes with two NF4 values each.
 
     Attributes:
-        state: bitsandbytes' description of the bytes.
-        values_shape: shape of the values.
+        state: bitsandbytes' `QuantState` of the bytes.
+        values_shape: shape of the dequantized values.
     """
 
     def __new__(cls, quantized: torch.Tensor, *_: Any) -> "Nf4Weight":
@@ -40,7 +41,7 @@ class Nf4Weight(torch.nn.Parameter):  # type: ignore[misc]
 
 
 def in_nf4(quantized: torch.Tensor, state: Any) -> Nf4Weight:
-    """Return a frozen parameter of values that bitsandbytes has quantized.
+    """Return a frozen parameter for values that bitsandbytes has quantized.
 
     Args:
         state: bitsandbytes' `QuantState`.
@@ -53,7 +54,7 @@ def in_nf4(quantized: torch.Tensor, state: Any) -> Nf4Weight:
 
 
 def dense(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight, shape (outputs, inputs); if it is in NF4, return its dequantized values."""
+    """Return a weight of shape (outputs, inputs); a weight in NF4 is dequantized."""
     if type(weight) is not Nf4Weight:
         return weight
     from bitsandbytes.functional import dequantize_4bit

@@ -1,7 +1,8 @@
-"""LayerNorm and RMSNorm in one pass over memory.
+"""Computes LayerNorm and RMSNorm in one pass over memory.
 
-If matmuls are computed in bf16, a norm reads fp32 residuals, and the layers after it need bf16. So
-in training a norm also writes a bf16 copy of its output in the same pass, see `RoundedCopies`.
+If matmuls are computed in bf16, a norm reads fp32 residuals, but the layers after it need bf16. In
+training, a norm therefore also writes a bf16 copy of its output in the same pass, see
+`RoundedCopies`.
 """
 
 import weakref
@@ -81,7 +82,7 @@ def fits_norm(weight: torch.Tensor, bias: torch.Tensor | None, width: int) -> bo
 
 
 def computes_in_bf16() -> bool:
-    """Return True if linear layers compute in bf16, under autocast."""
+    """Return True if autocast makes linear layers compute in bf16."""
     enabled = torch.is_autocast_enabled("cpu")
     return bool(enabled and torch.get_autocast_dtype("cpu") == torch.bfloat16)
 
@@ -94,12 +95,13 @@ def norm(
     centered: bool,
     copies: "RoundedCopies | None" = None,
 ) -> torch.Tensor:
-    """Compute LayerNorm over the last dimension, or RMSNorm if it is not centered.
+    """Compute LayerNorm over the last dimension, or RMSNorm if `centered` is False.
 
     Args:
         input: values in fp32.
         weight, bias: parameters that `fits_norm` accepts; RMSNorm has no bias.
-        copies: gets a copy of the output in bf16 if autocast computes in bf16.
+        copies: object that stores a bf16 copy of the output if autocast computes in bf16; None to
+            make no copy.
 
     Returns:
         The output in fp32.
@@ -146,7 +148,7 @@ class _Copy:
         self._of_graph: torch.Tensor | None = None  # the values with a graph to the output
 
     def read(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the copy's values; if the output has a graph, the copy is part of the graph."""
+        """Return the copy's values; if the output has a graph, the copy belongs to that graph."""
         if not (output.requires_grad and torch.is_grad_enabled()):
             return self._values
         if self._of_graph is None:
@@ -157,7 +159,7 @@ class _Copy:
 class _Round(torch.autograd.Function):  # type: ignore[misc]
     """Returns the bf16 copy of an output that the norm has already rounded.
 
-    The gradient goes to the output itself, so that its hooks see it.
+    The gradient goes to the output itself, so that the output's hooks get the gradient.
     """
 
     kernel = ""
@@ -174,8 +176,8 @@ class _Round(torch.autograd.Function):  # type: ignore[misc]
 class RoundedCopies:
     """Maps norms' fp32 outputs to their bf16 copies; a copy is freed together with its output.
 
-    Writes to an output through `data` or numpy do not change its version, so the owner of the
-    copies calls `forget` for each tensor that such a write may reach.
+    Writes to an output through `data` or numpy do not change its version. The owner of the copies
+    must therefore call `forget` for each tensor that may be written in this way.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Private names of torch that have no public equivalent; tests/engine fails if one disappears."""
+"""Private names of torch with no public equivalent; tests/engine fails if a name disappears."""
 
 from functools import cache
 from threading import Thread
@@ -17,10 +17,10 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def is_transformed() -> bool:
-    """Return True if torch must see each operation, so that no kernel may replace it.
+    """Return True if torch must see each operation, so that no kernel may replace any operation.
 
-    This is so while a transform of torch.func, forward-mode differentiation or a dispatch mode,
-    such as FlopCounterMode, is active.
+    This is the case while a transform of torch.func, forward-mode differentiation or a dispatch
+    mode, such as FlopCounterMode, is active.
     """
     return bool(
         forward_ad._current_level >= 0
@@ -30,24 +30,24 @@ def is_transformed() -> bool:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Return False for a tensor without elements of its own, such as a batched gradient."""
+    """Return False for a tensor that has no own elements in memory, such as a batched gradient."""
     return bool(torch._C._has_storage(tensor))
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if an optimizer calls hooks of its own before each step."""
+    """Return True if hooks are registered on the optimizer itself for the start of each step."""
     return bool(optimizer._optimizer_step_pre_hooks)
 
 
 def function_of(node: object) -> type | None:
-    """Return the autograd function in Python that made a node of a graph, or None."""
+    """Return the Python autograd function that created a node of a graph, or None."""
     function: type | None = getattr(type(node), "_forward_cls", None)
     return function
 
 
 @cache
 def has_onednn_linear(dtype: torch.dtype) -> bool:
-    """Return True if `onednn_linear` works with this torch on this CPU."""
+    """Return True if `onednn_linear` works with this version of torch on this CPU."""
     small = torch.ones(2, 2, dtype=dtype, device="cpu")
     try:
         onednn_linear(small, small, small[0])
@@ -57,7 +57,7 @@ def has_onednn_linear(dtype: torch.dtype) -> bool:
 
 
 def onednn_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Compute a linear layer by oneDNN, which adds the bias to sums in registers.
+    """Compute a linear layer with oneDNN, which adds the bias to sums in registers.
 
     torch's addmm copies the bias into each row of the output and reads it again, which makes a
     matmul 5 to 7 % slower. All arguments have the same dtype, bf16 or fp32, and the bias is
@@ -105,11 +105,11 @@ def _ordinary_states() -> frozenset[int]:
 
 
 def computes_directly() -> bool:
-    """Return True if the operators of this CPU compute calls directly.
+    """Return True if calls go directly to torch's CPU operators.
 
     Transforms of torch.func, dispatch modes (such as FLOP counters), tracing, forward derivatives
-    and function modes need torch's own calls. The mode of `torch.set_default_device("cpu")` only
-    adds a device to functions that create tensors.
+    and function modes must see torch's own calls. The mode of `torch.set_default_device("cpu")`
+    only adds a device to functions that create tensors.
     """
     modes = torch._C._len_torch_function_stack()
     return (
@@ -125,7 +125,7 @@ def _is_of_cpu(mode: Any) -> bool:
 
 
 def has_global_hooks() -> bool:
-    """Return True if a global hook sees the calls of all modules."""
+    """Return True if a global hook is registered for all modules."""
     return bool(torch.nn.modules.module._has_any_global_hook())
 
 

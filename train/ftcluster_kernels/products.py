@@ -1,11 +1,11 @@
-"""Matrix multiplications: by our own loops where these are faster, otherwise by torch.
+"""Computes matrix multiplications in our own loops where these are faster, otherwise in torch.
 
-One set of loops uses AMX tiles. oneDNN is slower there for two reasons. It gives all threads equal
-shares, so each matmul waits for the slowest core. For a weight's gradient it copies the factors
-element by element.
+One set of loops uses AMX tiles. oneDNN is slower on AMX for two reasons. It gives all threads equal
+shares, so each matmul waits for the slowest core. For the gradient of a weight, it copies the
+factors element by element.
 
-The other loops use multiply-adds in vector registers, on CPUs that are not Intel's. MKL reaches
-only 85 to 88 % of the peak there.
+The other loops use multiply-adds in vector registers, on CPUs that Intel did not make. On these
+CPUs, MKL reaches only 85 to 88 % of the peak.
 """
 
 import ctypes
@@ -30,12 +30,12 @@ TILES, PACKED_ROWS = 12 * 56 * 512, 56 * 32
 PANEL, PANEL_ROWS = (768 << 10) // 2, 48
 GROUP = (16 << 20) // 2  # maximum elements of the panels of all threads together
 MULTIPLE = 32  # tiles require weights whose sizes are multiples of this
-# Minimum number of rows: with fewer rows packing the weight takes too long. Minimum size of a
-# weight: with 384 x 384 oneDNN is faster by a third.
+# Minimum number of rows: with fewer rows, packing the weight takes too long. Minimum size of each
+# dimension of a weight: with 384 x 384, oneDNN is a third faster.
 FEWEST_ROWS, NARROWEST = 512, 512
 NARROWEST_WITH_ADAPTER = 128  # smaller, because separate matmuls of the adapter are slow
 
-MUCH_WORK = 1 << 28  # multiplications of a matmul below which packing takes too long
+MUCH_WORK = 1 << 28  # with fewer multiplications in a matmul, packing takes too long
 
 torch_linear = functional.linear  # `ftcluster_train.fast` may have replaced it
 
@@ -73,7 +73,7 @@ def adds_bf16() -> bool:
 
 
 def _knows_bf16() -> bool:
-    """Return True if the loops' compiler supported AMX, and so AVX512-BF16."""
+    """Return True if the compiler of the loops supported AMX, and thus AVX512-BF16."""
     return hasattr(simd.loaded_library(), "weight_gradient")
 
 
@@ -86,7 +86,7 @@ def _is_allowed(*names: str) -> bool:
 def weight_gradient_(
     gradient: torch.Tensor, input: torch.Tensor, sums: torch.Tensor, adds: bool
 ) -> None:
-    """Compute the gradient of a linear layer's weight, gradient.T @ input, on AMX.
+    """Compute the gradient of a linear layer's weight, gradient.T @ input, on AMX tiles.
 
     Args:
         gradient, input: bf16, shapes (rows, outputs) and (rows, inputs); these sizes are multiples
@@ -99,10 +99,13 @@ def weight_gradient_(
         ValueError: the numbers of rows differ; C would read beyond the end of a tensor.
     """
     if len(gradient) != len(input):
-        raise ValueError(f"columns of {tuple(gradient.shape)} and of {tuple(input.shape)}")
+        raise ValueError(
+            f"gradient and input must have the same number of rows, got shapes "
+            f"{tuple(gradient.shape)} and {tuple(input.shape)}"
+        )
     (rows, outputs), inputs = gradient.shape, input.shape[1]
-    # A gradient with one output is contiguous in both orders; only the turned order supports it,
-    # because 1 is no multiple of 32.
+    # A gradient with one output is contiguous in both orders; only the transposed order supports
+    # it, because 1 is not a multiple of 32.
     turned = outputs == 1 or not gradient.is_contiguous()
     packed_size = inputs * min(PACKED_ROWS, -(-rows // 32) * 32)
     panels_size = TILES * simd.threads_for(gradient)
@@ -136,7 +139,7 @@ def product_by_fma(
         ValueError: the factors' sizes do not match; C would read beyond their end.
     """
     if left.shape[1] != len(right):
-        raise ValueError(f"a product of {tuple(left.shape)} and {tuple(right.shape)}")
+        raise ValueError(f"cannot multiply shapes {tuple(left.shape)} and {tuple(right.shape)}")
     (rows, depth), columns, kind = left.shape, right.shape[1], simd.TYPES[left.dtype]
     output = left.new_empty(rows, columns) if sums is None else sums
     library, sizes = simd.loaded_library(), (kind, rows, depth, columns)
@@ -147,7 +150,7 @@ def product_by_fma(
         simd.empty(threads * int(space(*map(ctypes.c_int64, (*sizes, per_thread)))))
         for per_thread, threads in ((False, 1), (True, simd.threads_for(left)))
     )
-    # if a dimension is 1, both orders are the same, and only this one supports an odd depth
+    # if a dimension is 1, both orders are the same, but only this order supports an odd depth
     turned = left.T.is_contiguous(), not right.is_contiguous()
     first, second = (
         x.T if is_turned else x for x, is_turned in zip((left, right), turned, strict=True)
@@ -182,14 +185,14 @@ def product_on_tiles(
     bias: torch.Tensor | None,
     added: LowRank | None = None,
 ) -> torch.Tensor:
-    """Return left @ right + bias + the adapter's term, on AMX; sums in fp32 are rounded once.
+    """Return left @ right + bias + the adapter's term, on AMX tiles; the fp32 sum is rounded once.
 
     Args:
         left: contiguous bf16, shape (rows, depth).
         right: bf16, shape (depth, columns), contiguous or with a contiguous transpose; these sizes
             are multiples of 32.
         bias: contiguous bf16, shape (columns,).
-        added: adapter's term; None without an adapter.
+        added: adapter's term; None if there is no adapter.
     """
     (rows, depth), columns = left.shape, right.shape[1]
     turned, rank = not right.is_contiguous(), 0 if added is None else added.up.shape[0]
@@ -242,7 +245,7 @@ def product(
         return output.view(*left.shape[:-1], -1)
     if bias is None:
         return left @ right
-    # MKL is slower than oneDNN on CPUs that are not Intel's
+    # on CPUs that Intel did not make, MKL is slower than oneDNN
     by_onednn = left.dtype == torch.bfloat16 or left.dtype == bias.dtype in fma_dtypes()
     if by_onednn and left.dtype == right.dtype and has_onednn_linear(left.dtype):
         return onednn_linear(left, right.T, bias)
@@ -250,12 +253,12 @@ def product(
 
 
 def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return True if `product` computes a matmul by our own loops."""
+    """Return True if `product` computes a matmul in our own loops."""
     return takes(left, right, None) or _fma_takes(left, right, None)
 
 
 def _fma_takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Return True if our multiply-adds compute this matmul; for bf16 oneDNN is as fast."""
+    """Return True if our multiply-adds compute this matmul; for bf16, oneDNN is equally fast."""
     if left.dtype != torch.float32 or left.dtype not in fma_dtypes() or right.ndim != 2:
         return False
     in_order = right.is_contiguous() or right.T.is_contiguous()
@@ -265,7 +268,7 @@ def _fma_takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _deep_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return left @ right for rows too long for the L2 cache, in several parts of the depth."""
+    """Return left @ right in several parts of the depth, for rows too long for the L2 cache."""
     sums = simd.empty(len(left), right.shape[1])
     weight_gradient_(left.T, right, sums, adds=False)
     return sums.to(left.dtype)

@@ -1,6 +1,7 @@
-"""Rotary positions (Su et al. 2021) in one loop.
+"""Applies rotary positions (Su et al. 2021) in one loop.
 
-transformers needs eight passes in fp32 to multiply, swap and add; attention then rounds the result.
+transformers needs eight passes in fp32 to multiply, swap and add, and attention then rounds the
+result.
 """
 
 from typing import Any
@@ -17,8 +18,8 @@ Turned = tuple[torch.Tensor, torch.Tensor]
 class _Rotary(torch.autograd.Function):  # type: ignore[misc]
     """The function behind `rotary`.
 
-    Values have shape (batch, heads, tokens, size). Cosines and sines have (batch, tokens, size),
-    where the batch may be 1.
+    Values have shape (batch, heads, tokens, size). Cosines and sines have shape (batch, tokens,
+    size) or (1, tokens, size).
     """
 
     kernel = "rotary"
@@ -44,7 +45,7 @@ class _Rotary(torch.autograd.Function):  # type: ignore[misc]
 def _turn(
     values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool
 ) -> torch.Tensor:
-    """Return turned values in the memory layout of split heads: tokens are the outer dimension."""
+    """Return rotated values in the memory layout of split heads: tokens are the outer dimension."""
     by_token = simd.in_order(values.transpose(1, 2))
     return simd.rotary(by_token, cosines, sines, back).transpose(1, 2)
 
@@ -52,7 +53,7 @@ def _turn(
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
 ) -> Turned:
-    """Return queries and keys, turned by the positions of their tokens."""
+    """Return queries and keys, rotated by the positions of their tokens."""
     if is_transformed():
         return _turned(query, cosines, sines), _turned(key, cosines, sines)
     angles = (simd.in_order(cosines), simd.in_order(sines))

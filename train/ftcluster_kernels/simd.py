@@ -1,7 +1,7 @@
-"""Loops in C over vector registers, for operations that take torch several passes over memory.
+"""Calls loops in C over vector registers, for operations that torch does in several passes.
 
-The loops are in the folder `native`; bench/notes/engine.md has their speedups. Random data that can
-be computed again, such as a dropout mask, is not kept for the backward pass. Unless stated
+The loops are in the folder `native`; bench/notes/engine.md lists their speedups. Random data that
+can be computed again, such as a dropout mask, is not kept for the backward pass. Unless stated
 otherwise, values are bf16 or fp32, and all tensors of a call have the same dtype.
 """
 
@@ -17,14 +17,14 @@ import torch
 from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_kernels.private_torch import has_memory
 
-# the flags of /proc/cpuinfo that each library needs; the fastest first
+# flags of /proc/cpuinfo that each library needs; the fastest library comes first
 LIBRARIES = {
     "libavx512.so": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"},
     "libavx2.so": {"avx2", "fma"},
 }
 TYPES = {torch.bfloat16: 0, torch.float32: 1}  # see native/vectors.h
 LONGEST = 4096  # maximum length of a row, see native/softmax.c
-FEW_ELEMENTS = 1 << 14  # up to this size one thread computes: starting threads takes longer
+FEW_ELEMENTS = 1 << 14  # up to this size, one thread is faster than starting several threads
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
@@ -33,13 +33,13 @@ Argument = ctypes.c_void_p | float | None
 
 
 class Drop(NamedTuple):
-    """The selection of dropped elements, and the factor of the others.
+    """The selection of dropped elements, and the factor for kept elements.
 
     Attributes:
         seed: seed of SplitMix64, 64 bits.
         threshold: minimum value of a kept element's lane. The lane of element k is lane k % 4 of
             word k // 4, an integer from -2^15 to 2^15 - 1.
-        scale: factor of kept elements, in fp32.
+        scale: factor for kept elements, in fp32.
     """
 
     seed: int
@@ -69,12 +69,12 @@ def is_available() -> bool:
 
 
 def is_fit(*tensors: torch.Tensor | None) -> bool:
-    """Return True if the loops can be called with these tensors once these are contiguous."""
+    """Return True if the loops can be called with these tensors after they are made contiguous."""
     return are_alike(*tensors) and is_available()
 
 
 def are_alike(*tensors: torch.Tensor | None) -> bool:
-    """Return True if all tensors are in memory and have the same dtype, which is one of TYPES."""
+    """Return True if all tensors are in memory and have the same dtype, which must be in TYPES."""
     dtype = None
     for x in tensors:
         if x is not None:
@@ -87,24 +87,24 @@ def are_alike(*tensors: torch.Tensor | None) -> bool:
 def is_in_memory(x: torch.Tensor) -> bool:
     """Return True if the elements of `x` are in this CPU's memory, unchanged and at its strides.
 
-    False for other devices and layouts, for batched gradients, and for negative views, whose sign
-    is not in memory.
+    The result is False for other devices and layouts, for batched gradients, and for negative
+    views, whose sign is not in memory.
     """
     return x.is_cpu and x.layout is torch.strided and has_memory(x) and not x.is_neg()
 
 
 def in_order(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy if its memory does not hold its elements in order."""
+    """Return the tensor, or a copy if its elements are not stored in order."""
     return x.resolve_neg().contiguous()
 
 
 def empty(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return memory for a loop to fill, whatever torch's default dtype and device are."""
+    """Return memory that a loop fills, independent of torch's default dtype and device."""
     return torch.empty(sizes, dtype=dtype, device="cpu")
 
 
 def zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return zeros for a loop to add to, whatever torch's default dtype and device are."""
+    """Return zeros that a loop adds to, independent of torch's default dtype and device."""
     return torch.zeros(sizes, dtype=dtype, device="cpu")
 
 
@@ -135,7 +135,7 @@ def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:
 
 
 def mask_of(drop: Drop, *sizes: int) -> torch.Tensor:
-    """Return dropout's factor of each element, in fp32."""
+    """Return dropout's factor for each element, in fp32."""
     ones = torch.ones(sizes, dtype=torch.float32, device="cpu")
     return dropout(ones, drop)
 
@@ -147,9 +147,9 @@ def softmax_(scores: torch.Tensor, per_key: int, drop: Drop | None) -> torch.Ten
         scores: contiguous, shape (matrices, queries, keys) with at most LONGEST keys; contains the
             probabilities afterwards.
         per_key: number of query rows per key in causal attention: the last `per_key` queries see
-            all keys, the `per_key` before them one key fewer, and so on. 0: all queries see all
-            keys.
-        drop: dropped elements; None: no dropout.
+            all keys, the `per_key` queries before them see one key fewer, and so on. 0 means that
+            all queries see all keys.
+        drop: dropped elements; None means no dropout.
     """
     dropped, count = scores if drop is None else torch.empty_like(scores), scores.numel()
     _call_typed("softmax", scores, typed(scores, count),
@@ -183,14 +183,14 @@ def cross_entropy_(
     Args:
         logits: contiguous, shape (tokens, vocab_size or more columns).
         targets: shape (tokens,), int64.
-        factors: factors of each token's gradients, shape (tokens,), fp32.
+        factors: factor for each token's gradients, fp32, shape (tokens,); None means 1.
 
     Raises:
         IndexError: a target is outside the vocabulary.
     """
     least, most = targets.aminmax()
     if least < 0 or most >= vocab_size:
-        raise IndexError(f"targets {least} to {most} of {vocab_size} columns")
+        raise IndexError(f"targets must be from 0 to {vocab_size - 1}, got {least} to {most}")
     rows, columns = logits.shape
     totals, scores = empty(2, rows)
     targets, factors = targets.contiguous(), None if factors is None else in_order(factors)
@@ -206,7 +206,7 @@ def activation(name: str, input: torch.Tensor, factor: torch.Tensor | None = Non
 
     Args:
         name: gelu, tanh_gelu or silu.
-        input: input, contiguous, like the factor.
+        input: input; input and factor must be contiguous.
     """
     output = torch.empty_like(input)
     _activate(name, input, factor, None, output, None)
@@ -216,7 +216,7 @@ def activation(name: str, input: torch.Tensor, factor: torch.Tensor | None = Non
 def activation_backward(
     name: str, grad: torch.Tensor, input: torch.Tensor, factor: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the gradients of input and factor; all tensors are contiguous."""
+    """Return the gradients of input and factor; all tensors must be contiguous."""
     output = torch.empty_like(input)
     of_factor = None if factor is None else torch.empty_like(input)
     _activate(name, input, factor, grad, output, of_factor)
@@ -237,15 +237,15 @@ def norm(
     centered: bool,
     rounds: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-    """Compute LayerNorm over the last dimension, or RMSNorm if it is not centered.
+    """Compute LayerNorm over the last dimension, or RMSNorm if `centered` is False.
 
     Args:
         input, weight, bias: contiguous fp32; only LayerNorm has a bias.
-        rounds: True to return the output in bf16, too.
+        rounds: True to also return the output in bf16.
 
     Returns:
-        The output in fp32, the output in bf16, and for the backward pass the mean of each row and
-        the inverse of its standard deviation.
+        The output in fp32; the output in bf16, or None; and for the backward pass the mean of each
+        row (None for RMSNorm) and the inverse of its standard deviation.
     """
     output = torch.empty_like(input)
     rounded = torch.empty_like(input, dtype=torch.bfloat16) if rounds else None
@@ -270,7 +270,8 @@ def norm_backward(
     """Return the gradients of input, weight and bias, in fp32.
 
     Args:
-        grad, rounded_grad: gradients of the output in fp32 and of the output in bf16; contiguous.
+        grad, rounded_grad: contiguous gradients of the fp32 output and of the bf16 output; None if
+            an output has no gradient.
     """
     output, (rows, columns) = torch.empty_like(input), _rows(input)
     threads, count = threads_for(input), rows * columns
@@ -287,12 +288,12 @@ def norm_backward(
 def rotary(
     values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool
 ) -> torch.Tensor:
-    """Return vectors turned by the positions of their tokens.
+    """Return vectors rotated by the positions of their tokens.
 
     Args:
         values: contiguous, shape (batch, tokens, heads, size).
         cosines, sines: contiguous fp32, shape (1 or batch, tokens, size).
-        back: True for the backward pass: turn in the opposite direction.
+        back: True for the backward pass, which rotates in the opposite direction.
     """
     output = torch.empty_like(values)
     batch, tokens, heads, size = values.shape
@@ -314,9 +315,9 @@ def adamw_(
     """Apply a step of AdamW in place.
 
     Args:
-        weights, gradients: fp32, contiguous, like all other tensors.
+        weights, gradients: fp32; all tensors must be contiguous.
         means, squares: the states exp_avg and exp_avg_sq of torch's AdamW.
-        copy: bf16 copy of the weights, which is updated too; None: there is none.
+        copy: bf16 copy of the weights, which is also updated; None if there is no copy.
         numbers: see `Numbers` in native/adamw.c.
     """
     count = weights.numel()
@@ -337,7 +338,7 @@ def widen(input: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def column_sums(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of contiguous rows, computed in fp32; shape (columns,), in their dtype."""
+    """Return the sum of contiguous rows in the rows' dtype, shape (columns,); summed in fp32."""
     threads, (count, columns) = threads_for(rows), rows.shape
     sums = zeros(threads, columns)
     _call_typed("column_sums", rows, typed(rows, count * columns), fp32(sums, threads * columns),
@@ -357,30 +358,34 @@ def _rows(values: torch.Tensor) -> tuple[int, int]:
 
 
 def threads_for(values: torch.Tensor) -> int:
-    """Return the number of threads of a call with this first argument."""
+    """Return the number of threads for a call with this first argument."""
     return torch.get_num_threads() if values.numel() > FEW_ELEMENTS else 1
 
 
 def address(x: torch.Tensor, dtype: torch.dtype, count: int) -> ctypes.c_void_p:
     """Return the address of a tensor that C reads or fills.
 
-    This is the only way to pass tensors to C. Each call states the dtype and the number of elements
-    that its loop expects.
+    Tensors are passed to C only through this function. Each call states the dtype and the number of
+    elements that its loop expects.
 
     Args:
         dtype, count: dtype and number of consecutive elements that C expects.
 
     Raises:
-        ValueError: C would read or write other elements than the tensor's.
+        ValueError: C would read or write memory outside the tensor's elements.
     """
-    if not x.is_contiguous():  # strides do not reach C, where they would be ignored
-        raise ValueError(f"a tensor of {x.shape} has the strides {x.stride()}")
+    if not x.is_contiguous():  # C does not get the strides
+        raise ValueError(
+            f"expected a contiguous tensor, got shape {tuple(x.shape)} with strides {x.stride()}"
+        )
     fits = x.dtype is dtype and x.numel() == count and x.is_cpu and not x.is_neg()
     # torch raises an error for a tensor without memory, such as a sparse or a batched one
     place = x.data_ptr() if fits else 0
     if not place and (count or not fits):
         kind = f"{x.dtype} on {x.device}{', a negative view' if x.is_neg() else ''}"
-        raise ValueError(f"expected {count} elements of {dtype} in memory, got {x.shape} of {kind}")
+        raise ValueError(
+            f"expected {count} elements of {dtype} in memory, got shape {tuple(x.shape)} of {kind}"
+        )
     return ctypes.c_void_p(place)
 
 
@@ -390,12 +395,12 @@ def fp32(x: torch.Tensor, count: int) -> ctypes.c_void_p:
 
 
 def typed(x: torch.Tensor, count: int) -> ctypes.c_void_p:
-    """Return the address of elements with the tensor's own dtype, see `address`."""
+    """Return the address of elements in the tensor's dtype, see `address`."""
     return address(x, x.dtype, count)
 
 
 def _call_typed(name: str, first: torch.Tensor, *arguments: Argument) -> None:
-    """Call the version of a loop for the dtype of `first`, which is one of TYPES."""
+    """Call the version of a loop for the dtype of `first`, which must be in TYPES."""
     call(name, first, *arguments, types=(TYPES[first.dtype],))
 
 
@@ -403,7 +408,7 @@ def call(name: str, largest: torch.Tensor, *arguments: Argument, types: Sequence
     """Call a loop.
 
     Args:
-        largest: tensor that decides on the number of threads.
+        largest: tensor whose size determines the number of threads.
         arguments: arguments of the loop, between `types` and the number of threads.
     """
     library = loaded_library()

@@ -3,8 +3,9 @@
     import ftcluster_mpi
     torch.distributed.init_process_group("impi")
 
-mpirun must have started the ranks. Importing the package registers the backend, and sets RANK and
-WORLD_SIZE from mpirun's variables if they are not set. The first group that is created loads MPI.
+mpirun must have started the ranks. Importing the package registers the backend. If RANK and
+WORLD_SIZE are not set, the import also sets them from mpirun's variables. MPI is loaded when the
+first group is created.
 """
 
 from ftcluster_mpi.registration import NAME, register, use_rendezvous_variables

@@ -1,7 +1,8 @@
 """torch.distributed's process group over MPI.
 
-Every collective is a nonblocking MPI collective, so several can be in flight while the caller
-computes. Reductions use MPI's operators in the tensor's type; all other collectives move bytes.
+Every collective is a nonblocking MPI collective, so several collectives can be in flight while the
+caller computes. Reductions use MPI's operators for the tensor's type; all other collectives move
+bytes.
 """
 
 import time
@@ -62,7 +63,7 @@ def shares_errors(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
         try:
             return method(self, *args, **kwargs)
         except ValueError as error:
-            if not hasattr(error, "is_shared"):  # no inner collective has informed the others
+            if not hasattr(error, "is_shared"):  # no inner call has informed the other ranks
                 error.is_shared = True  # type: ignore[attr-defined]
                 self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
             raise
@@ -77,7 +78,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
     that are not contiguous are copied.
 
     Args:
-        timeout: time limit of operations that have no timeout of their own.
+        timeout: time limit for operations that are called without a timeout.
 
     Attributes:
         segment: size in bytes of the segments that an all-reduce sends one after the other.
@@ -116,7 +117,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._description
 
     def shutdown(self) -> None:
-        """Leave the group without waiting for the others; destroy_process_group calls it."""
+        """Leave the group without waiting for the other ranks; called by destroy_process_group."""
         leave(self._channel)
 
     abort = shutdown
@@ -155,9 +156,10 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         Args:
             values: signature of the call, see `signature`.
-            copies: pairs to copy after completion; a pair of the same tensor is ignored.
-            divide: tensor to divide by the number of ranks after completion.
-            then: function to call last.
+            copies: pairs of destination and source, copied after completion; pairs whose two
+                tensors are the same are ignored.
+            divide: tensor that is divided by the number of ranks after completion, or None.
+            then: function that is called last, or None.
         """
 
         def finish() -> None:
@@ -232,9 +234,9 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         )
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> MpiWork:
-        """Gather all ranks' elements and add them up, as gloo does; wait for the result."""
+        """Gather the elements of all ranks and sum them, as gloo does; wait for the result."""
         if kind_of(opts.reduceOp) not in (SUM, AVG):
-            raise ValueError("sparse tensors can only be added up")
+            raise ValueError("impi reduces sparse tensors only with SUM and AVG")
         summand = tensor.detach().coalesce()
         count = summand._nnz()
         sizes = torch.tensor([count, summand.sparse_dim(), *summand.shape], dtype=torch.int64)
@@ -250,7 +252,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         return MpiWork([], [tensor])
 
     def _gathered(self, data: torch.Tensor, opts: Any) -> torch.Tensor:
-        """Return the tensors of all ranks, which have the same shape, one after the other."""
+        """Return the tensors of all ranks, stacked by rank; their shapes must be equal."""
         self.all_gather_single(whole := data.new_empty(self._ranks, *data.shape), data, opts).wait()
         return whole
 
@@ -281,7 +283,10 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> MpiWork:
         opts = opts or dist.ReduceScatterOptions()
         require_equal(
-            "input", source.numel(), "output's times the ranks", output.numel() * self._ranks
+            "input",
+            source.numel(),
+            "elements of the output times ranks",
+            output.numel() * self._ranks,
         )
         data, kind = contiguous(source), kind_of(opts.reduceOp)
         result = apart_from(data, output)
@@ -355,7 +360,10 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> MpiWork:
         require_equal(
-            "output", output.numel(), "input's times the ranks", source.numel() * self._ranks
+            "output",
+            output.numel(),
+            "elements of the input times ranks",
+            source.numel() * self._ranks,
         )
         result = empty_for(output)
         return self._all_gather(result, source, [output], [(output, result)], opts)
@@ -448,7 +456,12 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> MpiWork:
-        """Exchange parts; splits are numbers of rows, and without splits all parts are equal."""
+        """Exchange parts between ranks.
+
+        Args:
+            output_splits: rows to receive from each rank; empty if all parts are equal.
+            input_splits: rows to send to each rank; empty if all parts are equal.
+        """
         data = contiguous(source)
         result = apart_from(data, output)
         sends = elements_of(source, input_splits, self._ranks)

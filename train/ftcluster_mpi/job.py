@@ -23,16 +23,18 @@ from ftcluster_mpi.progress import Channel, Progress
 from ftcluster_mpi.types import MPI, check_bfloat16
 from ftcluster_mpi.work import Operation
 
-# shared memory that each rank needs: 8 ranks used 6 MB for messages of 100 MB (Intel MPI 2021.18)
+# shared memory per rank, in bytes: 8 ranks used 6 MB for messages of 100 MB (Intel MPI 2021.18)
 SHARED_BYTES = 2 << 20
-# All-reduce algorithms between hosts, by message size. Intel MPI's own choice takes 1.4 times as
-# long at 4 KiB and 1.25 times at 25 MiB. Small messages use recursive doubling (1). Large ones use
-# a ring (4), or for more than RING_RANKS ranks an algorithm with fewer rounds (7).
+# All-reduce algorithms between hosts, by message size. Intel MPI's default choice takes 1.4 times
+# as long at 4 KiB and 1.25 times as long at 25 MiB. Small messages use recursive doubling (1).
+# Large messages use a ring (4), or for more than RING_RANKS ranks an algorithm with fewer rounds
+# (7).
 ALGORITHMS, RING_RANKS = "1:0-16384;{}:1048576-2147483647", 16
-# Sizes in bytes. Larger segments exceed a host's caches: 25 MiB take 7.6 ms in segments of 8 MiB,
-# and 4.8 ms in segments of 1 MiB. Between hosts each segment adds the network's latency.
+# Sizes in bytes of the segments of an all-reduce on one host, and between hosts. Larger segments
+# exceed a host's caches: 25 MiB take 7.6 ms in segments of 8 MiB, and 4.8 ms in segments of 1 MiB.
+# Between hosts, each segment adds the network's latency.
 SEGMENT, SEGMENT_BETWEEN_HOSTS = 1 << 20, 8 << 20
-LOST = "ended without the other ranks, because a collective had failed and MPI cannot continue"
+LOST = "ended without the other ranks, because MPI cannot continue after a failed collective"
 PRINT_SECONDS = 1.0  # time for other ranks to print their errors after this rank has left
 
 _progress: Progress | None = None
@@ -48,7 +50,7 @@ class Member:
     Attributes:
         number: rank in MPI's world.
         world: size of MPI's world.
-        versions: versions that must be the same on all hosts.
+        versions: versions of packages and MPI by name, which must be the same on all hosts.
     """
 
     number: int
@@ -58,7 +60,7 @@ class Member:
 
 
 def progress() -> Progress:
-    """Return the thread that makes all MPI calls, after MPI has been initialized."""
+    """Initialize MPI if necessary, and return the thread that makes all MPI calls."""
     global _progress
     with _lock:
         if not _progress:
@@ -76,34 +78,34 @@ def progress() -> Progress:
 
 
 def ranks_here() -> tuple[int, int]:
-    """Return the number of the job's ranks on this host, and of all its ranks."""
+    """Return the number of the job's ranks on this host, and the total number of its ranks."""
     return int(os.environ.get("MPI_LOCALNRANKS", "1")), int(os.environ.get("PMI_SIZE", "1"))
 
 
 def check_shared_memory(ranks: int, folder: str = "/dev/shm") -> None:
     """Check that this host has enough free shared memory for Intel MPI's ranks.
 
-    If there is too little, SIGBUS kills the ranks some time later.
+    If there is too little shared memory, SIGBUS kills the ranks some time later.
 
     Raises:
-        DistBackendError: the host has less free shared memory.
+        DistBackendError: the host has too little free shared memory.
     """
     free, needed = shutil.disk_usage(folder).free, ranks * SHARED_BYTES
     if ranks > 1 and free < needed:
         raise dist.DistBackendError(
             f"{socket.gethostname()} has too little free shared memory: {folder} has "
-            f"{free / 1e6:.1f} MB free, and MPI needs up to {needed / 1e6:.0f} MB for {ranks} "
-            f"ranks. Delete unused files in {folder}, make it larger (docker run --shm-size), "
-            "or use the backend gloo"
+            f"{free / 1e6:.1f} MB free, but MPI needs up to {needed / 1e6:.0f} MB for {ranks} "
+            f"ranks. Delete unused files in {folder}, make {folder} larger (docker run "
+            "--shm-size), or use the backend gloo"
         )
 
 
 def open_channel(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Channel:
-    """Create a communicator for the ranks of a group; all of them must call this.
+    """Create a communicator for the ranks of a group; all ranks of the group must call this.
 
     Raises:
-        DistBackendError: a rank does not call this in time, was not started by mpirun, or has other
-            versions of the packages.
+        DistBackendError: a rank does not call this in time, was not started by mpirun, or has
+            different versions of the packages.
     """
     thread = progress()
     members = meet(store, rank, size, timeout)
@@ -172,7 +174,7 @@ def check(members: Sequence[Member]) -> None:
 
 
 def track(channel: Channel, leaving: Callable[[], Operation]) -> None:
-    """Call `leaving` at the end of the process, unless `leave` has been called before."""
+    """Call `leaving` at the end of the process, unless `leave` is called for the group before."""
     _open[channel] = leaving
 
 
@@ -186,15 +188,15 @@ def leave(channel: Channel) -> None:
 
 
 def abandon() -> None:
-    """Make this process end without waiting for the other ranks, which mpirun then ends."""
+    """Let this process end without waiting for the other ranks; mpirun then ends those ranks."""
     atexit.unregister(finalize)
 
 
 def finalize() -> None:
-    """Leave all groups and MPI; wait until the other ranks do so too.
+    """Leave all groups and MPI; wait until the other ranks have left too.
 
-    A rank that has failed does not call MPI_Finalize: the call would wait for ranks that wait for
-    this rank. mpirun ends the other ranks when this rank has ended.
+    A failed rank does not call MPI_Finalize, because the call would wait for ranks that wait for
+    this rank. mpirun ends the other ranks after this rank has ended.
     """
     if hasattr(sys, "last_value"):  # an exception has ended the program
         return
@@ -204,7 +206,9 @@ def finalize() -> None:
         operation.done.wait()
     failed = next((operation.error for operation in _leaving if operation.error), None)
     if failed:
-        registration.report_lost(f"{LOST}: {failed}", "groups of gloo can be left after a timeout")
+        registration.report_lost(
+            f"{LOST}: {failed}", "to leave a group after a timeout, use the backend gloo"
+        )
         time.sleep(PRINT_SECONDS)  # mpirun ends the other ranks when this one ends
     else:
         progress().call(MPI.Finalize)

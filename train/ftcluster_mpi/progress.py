@@ -1,8 +1,8 @@
-"""Collectives in flight over MPI: one thread makes all MPI calls.
+"""Runs collectives over MPI: one thread makes all MPI calls.
 
 The collectives of a group start in the order of their calls. Before data moves, the ranks compare
-their calls by a small all-gather. If the calls differ, each rank therefore raises an error instead
-of hanging. And no rank polls at full speed while it waits for a rank that still computes.
+their calls in a small all-gather. If the calls differ, each rank raises an error instead of
+hanging. A rank that waits for a rank that still computes does not poll at full speed.
 """
 
 import contextlib
@@ -21,21 +21,25 @@ import torch.distributed as dist
 from ftcluster_mpi.types import MPI, describe
 from ftcluster_mpi.work import Operation, Transfer, callback_threads, timed_out
 
-# Seconds between two polls: a fraction of the wait so far, up to LONGEST. After a long wait the
+# Seconds between two polls: a fraction of the wait so far, up to LONGEST. After a long wait, the
 # fraction is smaller and the limit is PATIENT, because a rank that waits for a hung rank must not
-# seem to compute (see rank_life.IDLE_CPU). A poll takes 2 us, and longer if it moves data.
+# look like a rank that computes (see rank_life.IDLE_CPU). A poll takes 2 us, or longer if it moves
+# data.
 SHORTEST, LONGEST, PART_OF_WAIT = 10e-6, 500e-6, 0.125
 PATIENT, PART_OF_LONG_WAIT = 50e-3, 0.02
-# MPI needs several polls for a message, and the shortest sleep takes longer than a message between
-# hosts. While the script waits, polls follow each other without a sleep for AT_ONCE seconds. A
-# longer time, or sched_yield, would make ranks on the same core compete for the core.
+# MPI needs several polls per message, and the shortest sleep takes longer than a message between
+# hosts. While the script waits, the thread therefore polls without sleeping for AT_ONCE seconds.
+# With a longer time or with sched_yield, ranks on the same core would compete for the core.
 LOOKS, AT_ONCE = 3, 60e-6
-PR_SET_TIMERSLACK, SLACK = 29, 1000  # prctl(2); in ns: by default each sleep takes 50 us longer
+PR_SET_TIMERSLACK, SLACK = (
+    29,
+    1000,
+)  # prctl(2); slack in ns: the default of 50 us prolongs each sleep
 # A poll that takes longer than this has moved data, so the next poll follows at once. After a long
 # pause the caches are cold, so the limit is higher.
 MOVED, MOVED_COLD = 15e-6, 150e-6
-TOLD_AFTER = 2.0  # seconds after which a waiting rank informs the others
-ANSWER_SECONDS = 3.0  # longest wait for the store after an operation has timed out
+TOLD_AFTER = 2.0  # seconds after which a waiting rank informs the other ranks
+ANSWER_SECONDS = 3.0  # maximum wait for the store after an operation has timed out
 
 Result = TypeVar("Result")
 
@@ -48,7 +52,7 @@ class Channel:
     """The operations of one group.
 
     Args:
-        hosts: host of each rank.
+        hosts: host name of each rank.
         store: store in which ranks report that they are waiting.
 
     Attributes:
@@ -59,7 +63,7 @@ class Channel:
     def __init__(self, comm: MPI.Intracomm, hosts: Sequence[str], store: dist.Store) -> None:
         self.comm, self._agreements = comm, comm.Dup()
         self.broken: Exception | None = None
-        # collectives that the ranks have not compared with each other yet, in their order
+        # collectives that the ranks have not compared yet, in the order of their calls
         self.queue: deque[Operation] = deque()
         # operations between two ranks, independent of collectives
         self._messages: deque[Operation] = deque()
@@ -72,11 +76,11 @@ class Channel:
 
     @property
     def active(self) -> bool:
-        """True if anything is in flight."""
+        """True if any operation is not complete."""
         return bool(self.queue or self._agreed_on or self._messages or self.moving)
 
     def add(self, operation: Operation) -> None:
-        """Queue an operation behind earlier calls."""
+        """Queue an operation after the earlier calls."""
         if operation.signature:
             self._calls += 1
             operation.number = self._calls
@@ -85,7 +89,7 @@ class Channel:
             self._messages.append(operation)
 
     def advance(self) -> None:
-        """Poll everything that is in flight once."""
+        """Poll all operations in flight once."""
         try:
             if self.broken:
                 raise self.broken
@@ -166,7 +170,9 @@ class Channel:
             calls = "; ".join(
                 f"{self._names(ranks)}: {describe(values)}" for values, ranks in by_call.items()
             )
-            raise ValueError(f"the ranks differ in call {operation.number} of their group: {calls}")
+            raise ValueError(
+                f"the ranks made different calls as call {operation.number} of their group: {calls}"
+            )
 
     def _compare_splits(self, operation: Operation, table: list[list[int]]) -> None:
         size = self.comm.size
@@ -187,7 +193,7 @@ class Channel:
     def _tell(self, operation: Operation) -> None:
         """Report to the store that this rank waits.
 
-        The report runs in another thread, because the store is blocked while a script's thread
+        Another thread writes the report, because the store is blocked while a thread of the script
         waits for a key.
         """
         operation.is_reported = True
@@ -220,15 +226,17 @@ class Channel:
         asking.start()
         asking.join(ANSWER_SECONDS)  # the store is on a host that may be silent
         if asking.is_alive():
-            return dist.DistBackendError(f"{text}; the host of the rendezvous does not answer")
+            return dist.DistBackendError(
+                f"{text}; the host of the rendezvous store does not respond"
+            )
         if not absent:
-            return dist.DistBackendError(f"{text}; every rank waits in it")
+            return dist.DistBackendError(f"{text}, although every rank has called it")
         return dist.DistBackendError(
-            f"{text}: {self._names(absent)} did not call it, or no longer answers"
+            f"{text}: {self._names(absent)} did not call it, or no longer responds"
         )
 
     def free(self) -> None:
-        """Free the communicators, once all ranks have left the group."""
+        """Free the communicators; call this after all ranks have left the group."""
         self.comm.Free()
         self._agreements.Free()
         self.broken = dist.DistBackendError("the group was destroyed")
@@ -282,7 +290,7 @@ class Progress:
     def _run(self) -> None:
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK)  # for this thread
         active: list[Channel] = []
-        pause, moved = SHORTEST, time.perf_counter()  # when anything last moved
+        pause, moved = SHORTEST, time.perf_counter()  # `moved`: time at which data last moved
         while True:
             with self._changed:
                 while not (self._new or self._calls or active):
@@ -313,7 +321,7 @@ class Progress:
                 self._sleep(pause)
 
     def _sleep(self, seconds: float) -> None:
-        """Wait; a long wait ends when something is submitted."""
+        """Wait; if the wait is long, a submitted operation or call ends it early."""
         if seconds <= LONGEST:
             time.sleep(seconds)
             return

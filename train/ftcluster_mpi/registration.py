@@ -1,4 +1,4 @@
-"""Registration of the backend with torch.distributed; the first group that is created loads MPI."""
+"""Registers the backend with torch.distributed; MPI is loaded when the first group is created."""
 
 import hashlib
 import os
@@ -17,16 +17,17 @@ report_lost: Callable[[str, str], None] = _print_lost
 
 
 def report_lost_with(report: Callable[[str, str], None]) -> None:
-    """Have `report(message, hint)` called if this process ends without the other ranks.
+    """Call `report(message, hint)` if this process ends without the other ranks.
 
-    By default both are printed to stderr. A launcher that parses its ranks' output can format them.
+    By default, message and hint are printed to stderr. A launcher that parses its ranks' output can
+    print them in its own format instead.
     """
     global report_lost
     report_lost = report
 
 
 def register() -> None:
-    """Enable `dist.init_process_group("impi")`; do nothing if the name is registered."""
+    """Enable `dist.init_process_group("impi")`; do nothing if the name is already registered."""
     import torch.distributed as dist
 
     if NAME not in dist.Backend.backend_list:
@@ -37,8 +38,8 @@ def rendezvous_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return torch's variables for `env://`, derived from mpirun's variables.
 
     Hydra, the launcher of Intel MPI and MPICH, sets PMI_RANK and PMI_SIZE for each rank. If all
-    ranks are on this host, the rendezvous is also here, at a port that differs between jobs. If
-    RANK is set, the launcher has set the other variables too, and the result is empty.
+    ranks are on this host, the rendezvous is also on this host, at a port that depends on the job.
+    If RANK is set, the launcher has set the other variables too, so the result is empty.
     """
     if "RANK" in environ or not {"PMI_RANK", "PMI_SIZE"} <= environ.keys():
         return {}
@@ -47,7 +48,7 @@ def rendezvous_variables(environ: Mapping[str, str]) -> dict[str, str]:
         job = environ.get("I_MPI_HYDRA_UUID", "")
         number = int.from_bytes(hashlib.sha256(job.encode()).digest()[:4])
         variables["MASTER_ADDR"] = "127.0.0.1"
-        if "MASTER_PORT" not in environ:  # below the ports that Linux uses for connections
+        if "MASTER_PORT" not in environ:  # below the ephemeral ports of Linux
             variables["MASTER_PORT"] = str(20000 + number % 9000)
     return variables
 

@@ -1,7 +1,8 @@
-"""Mapping of torch's tensors, reductions and calls to MPI.
+"""Maps torch's tensors, reductions and calls to MPI.
 
-This package initializes and finalizes mpi4py's MPI. By default mpi4py would call MPI_Finalize in
-every process that ends, and a failed rank would wait there for ranks that wait for it.
+This package initializes and finalizes MPI instead of mpi4py. By default, mpi4py would call
+MPI_Finalize in every process that ends, and a failed rank would wait there for ranks that wait for
+the failed rank.
 """
 
 from collections.abc import Sequence
@@ -38,8 +39,8 @@ KINDS = list(OPERATORS)
 # for bytes that are 0 or 1, MAX and MIN mean "or" and "and"
 OPERATORS_OF_BOOL = OPERATORS | {SUM: MPI.MAX, dist.ReduceOp.PRODUCT: MPI.MIN}
 
-LEAVE = "nothing, it has left the group"
-REFUSED = "a call with wrong arguments, whose error is on that rank"
+LEAVE = "no call, because it has left the group"
+REFUSED = "a call with wrong arguments (that rank reports the error)"
 CALLS = [
     LEAVE, REFUSED, "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
     "reduce_scatter", "all_to_all", "barrier",
@@ -57,7 +58,7 @@ def kind_of(reduction: dist.ReduceOp) -> Any:
     for kind in KINDS:
         if reduction == kind:
             return kind
-    raise ValueError(f"this backend has no {reduction}")
+    raise ValueError(f"the backend impi does not support the reduction {reduction}")
 
 
 def check_bfloat16() -> None:
@@ -67,7 +68,7 @@ def check_bfloat16() -> None:
 
 
 def adds_bfloat16(kind: MPI.Datatype) -> bool:
-    """Return True if MPI adds values of a type as bf16."""
+    """Return True if MPI adds values of this MPI type as bf16."""
     values = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
     others = torch.tensor([2.25, 0.5], dtype=torch.bfloat16)
     sums = others.clone()
@@ -82,10 +83,10 @@ def adds_bfloat16(kind: MPI.Datatype) -> bool:
 
 
 def operator_of(kind: Any, dtype: torch.dtype) -> MPI.Op:
-    """Return MPI's operator for a reduction of tensors of this type.
+    """Return MPI's operator for a reduction of tensors of this dtype.
 
     Raises:
-        ValueError: MPI has no such operator.
+        ValueError: MPI cannot reduce the dtype.
     """
     if TYPES.get(dtype, MPI.DATATYPE_NULL) == MPI.DATATYPE_NULL:
         raise ValueError(f"MPI cannot reduce {dtype}")
@@ -93,17 +94,17 @@ def operator_of(kind: Any, dtype: torch.dtype) -> MPI.Op:
 
 
 def as_elements(tensor: torch.Tensor) -> list[Any]:
-    """Return the memory of a contiguous tensor, for reductions."""
+    """Return the memory of a contiguous tensor as typed elements, for reductions."""
     return [_memory(tensor), TYPES[tensor.dtype]]
 
 
 def as_bytes(tensor: torch.Tensor) -> list[Any]:
-    """Return the memory of a contiguous tensor as bytes, for moves."""
+    """Return the memory of a contiguous tensor as bytes, for collectives that move data."""
     return [_memory(tensor), MPI.BYTE]
 
 
 def as_parts(tensor: torch.Tensor, elements: list[int]) -> list[Any]:
-    """Return the memory of a contiguous tensor in parts, one for each rank."""
+    """Return the memory of a contiguous tensor as bytes, in one part for each rank."""
     counts = [count * tensor.element_size() for count in elements]
     return [_memory(tensor), counts, MPI.BYTE]
 
@@ -115,7 +116,7 @@ def _memory(tensor: torch.Tensor) -> Any:
 def signature(
     call: str, data: torch.Tensor | None = None, kind: Any = None, root: int = -1
 ) -> tuple[int, ...]:
-    """Return the properties of a call that must be the same on all ranks."""
+    """Return the properties of a call that must be equal on all ranks, as numbers."""
     return (
         CALLS.index(call),
         -1 if data is None else DTYPES.index(data.dtype),
@@ -126,7 +127,7 @@ def signature(
 
 
 def describe(values: Sequence[int]) -> str:
-    """Return the description of a signature, for messages.
+    """Return a description of a signature, for messages.
 
     >>> describe(signature("all_reduce", torch.zeros(3), dist.ReduceOp.SUM))
     'all_reduce (sum) of 3 float32'
@@ -151,13 +152,14 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise ValueError(
-            f"this backend moves dense CPU tensors, not {tensor.layout} on {tensor.device}"
+            f"the backend impi supports only dense CPU tensors, got {tensor.layout} on "
+            f"{tensor.device}"
         )
     return tensor.detach().contiguous()
 
 
 def empty_for(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself if MPI can write into it, else a buffer to copy from."""
+    """Return the tensor itself if MPI can write to it, else a buffer to copy from."""
     return (
         tensor.detach()
         if tensor.is_contiguous()
@@ -166,7 +168,7 @@ def empty_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def apart_from(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a buffer like `empty_for`, but never one that shares memory with `data`."""
+    """Return the result of `empty_for`, or a new buffer if that shares memory with `data`."""
     shared = tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
     return torch.empty_like(tensor) if shared else empty_for(tensor)
 
@@ -179,35 +181,44 @@ def flat(tensors: Tensors) -> torch.Tensor:
 def unflatten(
     tensors: Tensors, parts: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return pairs of a tensor and the part of a flat tensor to copy into it."""
+    """Return pairs of a tensor and the part of the flat tensor that belongs in it."""
     return list(zip(tensors, parts, strict=True))
 
 
 def elements_of(tensor: torch.Tensor, rows: Sequence[int], ranks: int) -> list[int]:
-    """Return the number of elements of each rank's part.
+    """Return the number of elements in each rank's part.
+
+    Args:
+        rows: number of rows for each rank; empty if all parts are equal.
 
     Raises:
-        ValueError: the parts do not add up to the tensor.
+        ValueError: the sizes of the parts do not add up to the size of the tensor.
     """
     have = tensor.shape[0] if tensor.dim() else 1
     if not rows:
         if have % ranks:
-            raise ValueError(f"{have} rows are not divisible by {ranks} ranks")
+            raise ValueError(f"{have} rows cannot be divided equally among {ranks} ranks")
         rows = [have // ranks] * ranks
     if len(rows) != ranks or sum(rows) != have:
-        raise ValueError(f"the splits {list(rows)} are not {ranks} parts of {have} rows")
+        raise ValueError(
+            f"the splits {list(rows)} must be {ranks} numbers whose sum is {have} rows"
+        )
     row = tensor.numel() // have if have else 0
     return [count * row for count in rows]
 
 
 def require_equal(what: str, elements: int, other: str, expected: int) -> None:
-    """Check that two numbers of elements are equal.
+    """Check that a tensor has the expected number of elements.
+
+    Args:
+        what: name of the tensor, for the message.
+        other: meaning of `expected`, for the message.
 
     Raises:
-        ValueError: they differ.
+        ValueError: the number of elements differs from `expected`.
     """
     if elements != expected:
-        raise ValueError(f"the {what} has {elements} elements, the {other} are {expected}")
+        raise ValueError(f"the {what} has {elements} elements, but must have {expected} ({other})")
 
 
 def counts_of_sparse(headers: Sequence[Sequence[int]]) -> list[int]:
@@ -217,11 +228,12 @@ def counts_of_sparse(headers: Sequence[Sequence[int]]) -> list[int]:
         headers: element count, number of sparse dimensions, and shape of the tensor on each rank.
 
     Raises:
-        DistBackendError: the tensors differ in more than the number of elements.
+        DistBackendError: the tensors differ in shape or in the number of sparse dimensions.
     """
     if any(numbers[1:] != headers[0][1:] for numbers in headers):
         raise dist.DistBackendError(
-            f"the ranks differ in the elements, sparse dimensions and shape of a tensor: {headers}"
+            f"the ranks differ in the shape or the sparse dimensions of a sparse tensor; element "
+            f"count, sparse dimensions and shape by rank: {headers}"
         )
     return [numbers[0] for numbers in headers]
 
@@ -229,7 +241,11 @@ def counts_of_sparse(headers: Sequence[Sequence[int]]) -> list[int]:
 def set_sparse(
     tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, divisor: int
 ) -> None:
-    """Set a sparse tensor to the sum of elements; `indices` has shape (elements, dimensions)."""
+    """Set a sparse tensor to the sum of the elements, divided by `divisor`.
+
+    Args:
+        indices: shape (elements, sparse dimensions); elements with equal indices are summed.
+    """
     values = values / divisor if divisor != 1 else values
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
     with torch.no_grad():  # detach() would return a tensor with separate indices and values

@@ -1,4 +1,4 @@
-"""Calls of torch.distributed in flight over MPI, and torch's handles for them."""
+"""The calls of torch.distributed that are in flight over MPI, and their handles for torch."""
 
 import sys
 import threading
@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from ftcluster_mpi.types import MPI
 
-RECENT = 64  # number of recent works that keep the caller's tensors alive
-HOLDERS = 3  # references to an unused work: the deque, a variable, an argument
+RECENT = 64  # number of most recent handles that keep the caller's tensors alive
+HOLDERS = 3  # references to an unused handle: the deque, a variable, an argument
 
 
 class CallbackThreads:
@@ -69,15 +69,15 @@ class Operation:
     """One call of torch.distributed.
 
     Attributes:
-        name: name of torch's function with its data, for messages.
-        start: function that starts the transfers, one after the other; it may start none.
-        finish: function that is called when the transfer is complete.
+        name: name of torch's function and a description of its data, for messages.
+        start: function that starts the transfers one after the other; it may start no transfer.
+        finish: function that is called when all transfers are complete.
         signature: properties that must be the same on all ranks; empty for a message between two
             ranks.
-        splits: elements for each rank and from each rank, for all-to-all.
-        deadline: time limit in seconds on the clock of time.monotonic(); infinite if there is none.
+        splits: for all-to-all, number of elements sent to each rank, then received from each rank.
+        deadline: time limit as a value of time.monotonic(); infinite if there is no limit.
         number: number of this call in the group; 0 for a message between two ranks.
-        source: rank that sent a message.
+        source: rank that sent the message; -1 if unknown.
         waited_for: True if a thread waits for the operation.
         is_reported: True if this rank has reported to the store that it waits.
         done: event that is set when the operation is complete or has failed with `error`.
@@ -127,7 +127,7 @@ class Transfer:
         self._status = MPI.Status()
 
     def advance(self) -> bool:
-        """Return True if all data has moved."""
+        """Start further transfers if possible; return True if all data has moved."""
         while self._request is None or self._request.Test(self._status):
             if self._request is not None:
                 self.operation.source = self._status.source
@@ -141,7 +141,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
     """A handle for one or more operations of a single call.
 
     Args:
-        outputs: the caller's tensors, which are the value of the future.
+        outputs: the caller's tensors, which the handle's future returns as its value.
     """
 
     def __init__(self, operations: Sequence[Operation], outputs: Sequence[torch.Tensor]) -> None:
@@ -153,7 +153,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
 
     @classmethod
     def joined(cls, works: "Sequence[MpiWork]") -> "MpiWork":
-        """Return one handle for several works."""
+        """Return one handle for the operations of several handles."""
         operations = [operation for work in works for operation in work.operations]
         work = cls(operations, [tensor for work in works for tensor in work.outputs])
         work._events = [event for part in works for event in part._events]
@@ -169,7 +169,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         return next((operation.error for operation in self.operations if operation.error), None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for completion, at most for the group's timeout and for a `timeout` other than 0."""
+        """Wait for completion, limited by the group's timeout and by `timeout` unless it is 0."""
         seconds = timeout.total_seconds()
         for operation in self.operations:
             operation.waited_for = True
@@ -193,10 +193,10 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         return list(self.outputs)
 
     def get_future(self) -> Any:
-        """Return a future whose value is the outputs, also for torch's C++ code.
+        """Return a future whose value is the outputs; torch's C++ code can use it too.
 
-        C++ code would see an exception of `set_exception` as the future's value. It sees an
-        exception that a callback raises as an error.
+        C++ code would treat an exception that `set_exception` sets as the future's value. Only an
+        exception that a callback raises is an error for C++ code.
         """
         if self._future is None:
             done = [torch.futures.Future() for _ in self.operations]
@@ -216,7 +216,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
     _source_rank = source_rank
 
 
-# Works that only C++ may refer to: torch calls methods of the Python object, but does not keep it.
+# Keeps handles alive that otherwise only C++ refers to: C++ code does not keep the Python object.
 _works: deque[MpiWork] = deque(maxlen=4096)
 
 

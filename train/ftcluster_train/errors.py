@@ -1,4 +1,4 @@
-"""Errors for users, and the format in which ranks send them to the supervisor."""
+"""Errors that users see, and the format in which ranks send errors to the supervisor."""
 
 import json
 import os
@@ -8,14 +8,16 @@ from ftcluster_common.protocol.events import is_event
 from ftcluster_common.protocol.launch import own_rank
 
 MARKER = "FTCLUSTER-ERROR "
-STOPPED_LINE = "FTCLUSTER-STOPPED"  # rank 0 prints it once a stopped training is saved
+STOPPED_LINE = "FTCLUSTER-STOPPED"  # rank 0 prints this after it has saved a stopped training run
 
 
 class TrainError(Exception):
     """An error that a user can fix.
 
     Args:
-        restartable: True if a restart of all ranks may succeed.
+        message: description of the problem.
+        hint: advice for the user, or "".
+        restartable: True if training may succeed after a restart of all ranks.
     """
 
     def __init__(self, message: str, hint: str = "", restartable: bool = False) -> None:
@@ -35,7 +37,7 @@ def first_line(error: BaseException) -> str:
 
 
 def error_line(error: TrainError) -> str:
-    """Return an error as a line of a rank's output, for an `error` event of the supervisor."""
+    """Return an error as a line of a rank's output; the supervisor makes an event `error` of it."""
     return MARKER + json.dumps(
         {
             "message": error.message,
@@ -48,7 +50,7 @@ def error_line(error: TrainError) -> str:
 
 
 def read_error_line(line: str) -> dict[str, object] | None:
-    """Return the fields of an event `error`, also after mpirun's label; None for other lines."""
+    """Return the fields of an error line, with or without mpirun's label; None for other lines."""
     _, marker, text = line.partition(MARKER)
     if not marker:
         return None

@@ -1,13 +1,14 @@
-"""The training engine's kernels for users' own scripts: Trainer, Accelerate, plain torch.
+"""Enables the training engine's kernels in users' scripts: Trainer, Accelerate or plain torch.
 
     from ftcluster_train import fast
     fast.enable(model)
 
-Dropout, attention, activations, LayerNorm, the cross entropy of a large vocabulary and AdamW are
-replaced in the whole process, for existing and for later models. RMSNorm, gated MLPs and rotary
-positions are replaced in later models. `ftcluster run --fast` does this before the script starts.
-Unsupported parts keep torch's functions, which is reported once. After `import
-ftcluster_train.fast` a model can also use the attention alone:
+`enable` replaces dropout, attention, activations, LayerNorm, AdamW and the cross entropy of a large
+vocabulary in the whole process, for existing and new models. It replaces RMSNorm, gated MLPs and
+rotary positions only in models that are created later, and in the model that is passed to it.
+`ftcluster run --fast` calls `enable` before the script starts. Unsupported parts keep torch's
+functions; each kind is reported once. After `import ftcluster_train.fast`, a model can also use the
+attention alone:
 
     AutoModel.from_pretrained(..., attn_implementation="ftcluster")
 """
@@ -24,15 +25,16 @@ from ftcluster_train.patching.script_models import (
 from ftcluster_train.rank.startup_hooks import after_import
 
 __all__ = ["enable", "kernels_in_use"]
-MODELS = "transformers.modeling_utils"  # imported late: a script may first set its variables
+MODELS = "transformers.modeling_utils"  # imported late: a script may set its variables first
 
 
 def enable(model: Any = None) -> None:
-    """Use our kernels for training from now on; functions are replaced only once.
+    """Use our kernels for training from now on; further calls replace no functions again.
 
     Args:
-        model: existing model. Its modules are replaced, and computations whose results nothing
-            reads are skipped. Unsupported modules are reported, see `patching.script_models`.
+        model: existing model, or None. The model's modules are replaced, and computations whose
+            results are not used are skipped. Unsupported modules are reported, see
+            `patching.script_models`.
     """
     if replace_functions():
         after_import(MODELS, patch_transformers)

@@ -1,7 +1,8 @@
-"""The answers to a question, with their positions in the context. Standard library only.
+"""Reads the answers to a question and their positions in the context. Standard library only.
 
-Forms of a cell: SQuAD's object of two lists, a list of objects with text and answer_start, entities
-of an annotation tool, and texts without positions, which are searched in the context.
+A cell may contain SQuAD's object of two lists, a list of objects with text and answer_start,
+entities of an annotation tool, or strings. Strings have no positions, so they are searched for in
+the context.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,16 +15,16 @@ QUESTIONS = ("question", "query")
 CONTEXTS = ("context", "passage", "paragraph", "text", "document")
 ANSWERS = ("answers", "answer", "answer_text", "label", "spans", "entities", "labels")
 START = "answer_start"
-SHOWN = 4  # number of positions in a message
+SHOWN = 4  # maximum number of positions listed in a message
 
 Cause = Literal["repeated", "missing"]
 
 
 class AnswerColumns(NamedTuple):
-    """The columns of question, context and answers; unused columns are "".
+    """The columns with question, context and answers; unused columns are "".
 
     Attributes:
-        start: column with the position of an answer that is a text.
+        start: column with the position of the answer if `answers` contains plain strings.
     """
 
     question: str
@@ -36,7 +37,7 @@ class UnplacedAnswerError(DataError):
     """An answer without a position that occurs several times in the context, or not at all.
 
     Attributes:
-        cause: reason why the answer has no position.
+        cause: `repeated` if the answer occurs several times, `missing` if it does not occur.
     """
 
     def __init__(self, cause: Cause, message: str) -> None:
@@ -45,16 +46,17 @@ class UnplacedAnswerError(DataError):
 
 
 def read_answers(row: Row, columns: AnswerColumns, first: bool = False) -> dict[str, list[Any]]:
-    """Return the answers of a row in SQuAD's format: lists `text` and `answer_start`.
+    """Return the answers of a row in SQuAD's format: the lists `text` and `answer_start`.
 
-    The context of the row must be a text.
+    The context of the row must be a string.
 
     Args:
-        first: True to use the first of several places of an answer.
+        first: True to use the first place if an answer occurs several times in the context.
 
     Raises:
         UnplacedAnswerError: the position of an answer cannot be found.
-        DataError: the cell has another form, or an answer is not at its position.
+        DataError: the cell has an unsupported form, or the context does not contain an answer at
+            the position given for it.
 
     >>> columns = AnswerColumns("question", "context", "answer")
     >>> read_answers({"question": "Who?", "context": "Ada did.", "answer": "Ada"}, columns)
@@ -72,13 +74,16 @@ def read_answers(row: Row, columns: AnswerColumns, first: bool = False) -> dict[
         start = row.get(columns.start)
         pairs = [(cell, _number(start))] if cell and cell.strip() else []
     else:
-        raise DataError(f"{column} is {short(cell)}, not an answer: a text, or text and {START}")
+        raise DataError(
+            f"column {column} must be a string, or an object with text and {START}, got "
+            f"{short(cell)}"
+        )
     placed = [_placed(text, start, context, column, first) for text, start in pairs]
     return {"text": [text for text, _ in placed], START: [start for _, start in placed]}
 
 
 def _number(start: Any) -> Any:
-    """Return a position that may be written as text; None if there is none."""
+    """Return a position as a number if a string contains it; None if the cell is empty."""
     text = str(start).strip()
     if start is None or text in ("", "nan", "None"):
         return None
@@ -86,16 +91,18 @@ def _number(start: Any) -> Any:
 
 
 def _of_object(cell: Row, column: str) -> list[tuple[Any, Any]]:
-    """Return the texts and positions of an object in SQuAD's form."""
+    """Return the answers and their start positions from an object in SQuAD's format."""
     if "text" not in cell:
-        raise DataError(f"{column} is {short(cell)}, not an object with text and {START}")
+        raise DataError(
+            f"column {column} must be an object with text and {START}, got {short(cell)}"
+        )
     texts, starts = cell["text"], cell.get(START)
     if isinstance(texts, str):
         texts, starts = [texts], starts if isinstance(starts, list | None) else [starts]
     if starts is None and isinstance(texts, list):
         starts = [None] * len(texts)
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-        raise DataError(f"text and {START} of {column} are not two lists of the same length")
+        raise DataError(f"column {column}: text and {START} must be lists of the same length")
     return [*zip(texts, starts, strict=True)]
 
 
@@ -108,39 +115,50 @@ def _of_item(item: Any, context: str, column: str) -> tuple[Any, Any]:
     if isinstance(item, Mapping) and {"start", "end"} <= item.keys():
         start, end = item["start"], item["end"]
         if not isinstance(start, int) or not isinstance(end, int):
-            raise DataError(f"{column} has {short(item)}: start and end must be whole numbers")
+            raise DataError(
+                f"column {column}: start and end must be whole numbers, got {short(item)}"
+            )
         if 0 <= start < end <= len(context):
             return context[start:end], start
-        raise DataError(f"{column} has {short(item)}, which is outside the context")
-    raise DataError(f"{column} has {short(item)}, not an answer: a text, or text and {START}")
+        raise DataError(f"column {column}: the answer {short(item)} is outside the context")
+    raise DataError(
+        f"column {column}: an answer must be a string, or an object with text and {START}, got "
+        f"{short(item)}"
+    )
 
 
 def _placed(text: Any, start: Any, context: str, column: str, first: bool) -> tuple[str, int]:
     """Check an answer and its position, and return both.
 
     Raises:
-        DataError: the answer is not at its position, or the context does not have it once.
+        DataError: the context does not contain the answer at the given position. Without a
+            position: the answer does not occur exactly once.
     """
     if start is None and isinstance(text, str):
         return _searched(text.strip(), context, column, first)
     if not isinstance(text, str) or not isinstance(start, int) or start < 0:
-        answer = f"{column} has {short(text)} at {short(start)}"
-        raise DataError(f"{answer}, not a text at a character position (a whole number from 0)")
+        raise DataError(
+            f"column {column}: an answer must be a string, and its position a whole number from 0, "
+            f"got {short(text)} at {short(start)}"
+        )
     actual = context[start : start + len(text)]
     if actual != text:
-        place = f"at character {start}"
-        raise DataError(f"the context has {short(actual)} {place}, not the answer {short(text)}")
+        raise DataError(
+            f"the answer {short(text)} is not at character {start} of the context, which contains "
+            f"{short(actual)} there"
+        )
     return text, start
 
 
 def _searched(text: str, context: str, column: str, first: bool) -> tuple[str, int]:
-    """Return an answer with the position at which the context has it.
+    """Search the context for an answer, and return the answer with its position.
 
-    If the context has the answer once as a whole word, this place is used.
+    If the answer occurs exactly once as a whole word, the position of that word is used.
     """
     if not text:
         raise DataError(
-            f"{column} has an empty answer; a question without an answer has an empty list"
+            f"column {column} contains an empty answer; if a question has no answer, use an empty "
+            "list"
         )
     places = occurrences(text, context)
     whole_words = [place for place in places if _is_word(context, place, place + len(text))]
@@ -148,22 +166,23 @@ def _searched(text: str, context: str, column: str, first: bool) -> tuple[str, i
         return text, whole_words[0] if whole_words else places[0]
     if not places:
         like = context.lower().find(text.lower())
-        hint = f"; it has {short(context[like : like + len(text)])}" if like >= 0 else ""
+        hint = f", only {short(context[like : like + len(text)])}" if like >= 0 else ""
         raise UnplacedAnswerError(
             "missing",
-            f"answer {short(text)} is not in the context{hint}: correct it, or skip such rows with "
-            "missing_answers=skip",
+            f"the context does not contain the answer {short(text)}{hint}: correct the answer, or "
+            "skip such rows with missing_answers=skip",
         )
     shown = ", ".join(map(str, places[:SHOWN])) + ", ..." * (len(places) > SHOWN)
     raise UnplacedAnswerError(
         "repeated",
-        f"answer {short(text)} is {len(places)} times in the context, at the characters {shown}: "
-        f"add its position as {START}, or set repeated_answers=first or repeated_answers=skip",
+        f"the answer {short(text)} occurs {len(places)} times in the context, at characters "
+        f"{shown}: add its position as {START}, or set repeated_answers=first or "
+        "repeated_answers=skip",
     )
 
 
 def occurrences(text: str, context: str) -> Sequence[int]:
-    """Return the positions of a text in a context, also overlapping ones.
+    """Return all positions at which `text` occurs in `context`, including overlapping ones.
 
     >>> occurrences("aa", "aaa b aa")
     [0, 1, 6]
@@ -176,7 +195,7 @@ def occurrences(text: str, context: str) -> Sequence[int]:
 
 
 def _is_word(context: str, start: int, end: int) -> bool:
-    """Return True if the part of a text from `start` to `end` has word boundaries at both ends."""
+    """Return True if there are word boundaries at both `start` and `end` of the context."""
     before = context[start - 1 : start] if start else ""
     return not (
         (before.isalnum() and context[start].isalnum())

@@ -1,4 +1,4 @@
-"""Lists and objects that were written into a cell as text: JSON, or Python's notation.
+"""Parses lists and objects that were written into a cell as a string: in JSON or Python notation.
 
 Programs write lists into CSV as JSON, and pandas writes them as Python does: "['a', 'b']".
 Standard library only.
@@ -9,13 +9,13 @@ from typing import Any
 
 from ftcluster_common.given_files import parse_json
 
-MOST_CHARACTERS = 1 << 16  # of Python's notation: its parser needs up to 1 kB for each of them
+MOST_CHARACTERS = 1 << 16  # limit for Python notation: its parser needs up to 1 kB each
 
 
 def read_cell(cell: Any) -> Any:
-    """Return the list or the object in a cell of text; other cells stay as they are.
+    """Return the list or object that a string contains; other cells are returned unchanged.
 
-    Python's notation is read as data: only literals, no names or calls.
+    Python notation is parsed as literals only: names and calls are not evaluated.
 
     >>> read_cell('["a", "b"]'), read_cell("['a', None]"), read_cell("[SEP] so"), read_cell(3)
     (['a', 'b'], ['a', None], '[SEP] so', 3)

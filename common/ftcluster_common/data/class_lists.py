@@ -1,4 +1,4 @@
-"""Several classes in one cell of text: a list written as text, or names joined by a separator.
+"""Splits cells with several classes: a list written as a string, or names with a separator.
 
 Standard library only.
 """
@@ -13,15 +13,15 @@ from ftcluster_common.data.numbers import has_comma
 
 Separator = Literal["comma", "semicolon", "pipe", "hash", "list", "none"]
 MARKS: Mapping[str, str] = {"pipe": "|", "semicolon": ";", "comma": ",", "hash": "#"}
-FIRST_CELLS = 1000  # number of cells without any separator after which none is expected
-MOST_NAMES = 100_000  # different cells that are compared; a column with more has no classes
-LEAST_ROWS = 2  # rows with several classes; a single row may be a mistake
-LEAST_SHARE = 0.05  # share of the labelled rows that have several classes
-LEAST_RECURRING = 0.5  # share of the names that another cell also has
+FIRST_CELLS = 1000  # after so many cells without a separator, the search ends
+MOST_NAMES = 100_000  # maximum distinct cells; a column with more does not contain classes
+LEAST_ROWS = 2  # minimum number of rows with several classes; a single row may be a mistake
+LEAST_SHARE = 0.05  # minimum share of labelled rows that have several classes
+LEAST_RECURRING = 0.5  # minimum share of names that also occur in another cell
 
 
 def split_classes(cell: Any, separator: Separator | None) -> Any:
-    """Return the list of classes in a cell of text; other cells stay as they are.
+    """Return the classes in a string or an empty cell as a list; return other cells unchanged.
 
     >>> split_classes("a | b", "pipe"), split_classes("", "pipe"), split_classes("a|b", "none")
     (['a', 'b'], [], 'a|b')
@@ -46,11 +46,11 @@ def _parts(cell: str, mark: str) -> list[str]:
 
 
 def find_separator(cells: Iterable[Any]) -> Separator:
-    """Return the separator of classes in a column of labels.
+    """Return the separator between the classes in a column of labels.
 
-    A mark is a separator if it is in enough rows, and if most of the names between the marks are
-    also in other cells: "toys, games" alone may be the name of one class. Lists as text need no
-    such evidence.
+    A mark counts as a separator if enough rows contain it, and if most of the names between the
+    marks also occur in other cells: "toys, games" alone may be the name of one class. Lists that
+    are written as strings need no such evidence.
 
     >>> find_separator(["a", "a, b", "b", "b, a"]), find_separator(["toys, games", "art, music"])
     ('comma', 'none')
@@ -106,8 +106,8 @@ def _separates(mark: str, counts: Counter[str]) -> bool:
 
 def separator_note(column: str, separator: Separator) -> str:
     """Return the note that several classes were recognized in the cells of a column."""
-    form = "as a list" if separator == "list" else f"with {MARKS[separator]} between them"
+    form = "as a list" if separator == "list" else f"separated by {MARKS[separator]}"
     return (
-        f"the cells of {column} have several classes {form} (label_separator={separator}); to keep "
-        "each cell as one class: label_separator=none"
+        f"the cells of column {column} contain several classes {form} "
+        f"(label_separator={separator}); to treat each cell as one class, set label_separator=none"
     )

@@ -1,4 +1,4 @@
-"""The names of classes: reading, comparing and matching labels. Standard library only."""
+"""Reads, compares and matches the names of classes. Standard library only."""
 
 import math
 import re
@@ -23,7 +23,7 @@ LIST = re.compile(r"\[.*\]|\(.*,.*\)|\{.*\}", re.DOTALL)
 
 
 def as_word(label: Any) -> str:
-    """Return a label as the name of its class; "" if it is empty.
+    """Return the class name that a label stands for; "" if the label is empty.
 
     >>> as_word(" good "), as_word(True), as_word(2.0), as_word(None)
     ('good', 'true', '2', '')
@@ -40,7 +40,7 @@ def as_word(label: Any) -> str:
 def name_key(name: str) -> str:
     """Return a key that is equal for names that people read as the same name.
 
-    Such names differ only in case, blanks, Unicode form, or characters without a width.
+    Such names differ only in case, white space, Unicode form, or zero-width characters.
 
     >>> name_key("New\\u00a0York ") == name_key("new york") == name_key("\\u200bNEW  YORK")
     True
@@ -68,9 +68,9 @@ def look_key(name: str) -> str:
 
 
 def match_names(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
-    """Return the index in `names` of each wanted name, or None if `names` does not have it.
+    """Return the index in `names` of each wanted name; None if `names` does not contain it.
 
-    A wanted name also matches a name with the same `name_key` if there is only one.
+    If no name is equal, a wanted name matches the only name with the same `name_key`.
 
     >>> match_names(["Neutral", "entailment"], ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"])
     [1, 0]
@@ -103,12 +103,12 @@ def are_unnamed(names: Sequence[str]) -> bool:
 
 
 def few(names: Sequence[str]) -> str:
-    """Return the first names as a list for a message."""
+    """Return the first names, separated by commas, for a message."""
     return ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
 
 
 def is_list_as_text(word: str) -> bool:
-    """Return True if a label is a list (or an object) that was written into a cell as text.
+    """Return True if a label is a list (or an object) that was written into a cell as a string.
 
     >>> is_list_as_text("['a', 'b']"), is_list_as_text("[SEP]"), is_list_as_text("{'a': 1}")
     (True, False, True)
@@ -124,7 +124,7 @@ def flat_labels(cells: Iterable[Any]) -> Iterator[Any]:
 
 
 def find_labels(labels: Iterable[Any], column: str, trains: bool = True) -> list[str]:
-    """Return the distinct labels of a column: numbers by value, words in alphabetical order.
+    """Return the distinct labels of a column: numbers in numerical order, words alphabetically.
 
     Args:
         labels: one label or a list of labels for each row.
@@ -132,8 +132,8 @@ def find_labels(labels: Iterable[Any], column: str, trains: bool = True) -> list
             classes.
 
     Raises:
-        DataError: there are too many different labels for classes, labels have fractions, or only
-            some labels are words or lists. The message has the remedy.
+        DataError: there are too many distinct labels for classes, labels have fractions, or the
+            column mixes words or lists with other labels. The message says what to do.
     """
     rows, kinds, words, lists = 0, set(), set(), set()
     for label in labels:
@@ -144,22 +144,30 @@ def find_labels(labels: Iterable[Any], column: str, trains: bool = True) -> list
             kinds.add(isinstance(item, str | bool))
     if "" in words:
         raise DataError(
-            f"a row has no label in column {column}; to skip such rows: skip_incomplete=true"
+            f"a row has no label in column {column}; to skip such rows, set skip_incomplete=true"
         )
     if len(lists) > 1:
-        raise DataError(f"some rows have a list of labels in column {column}, and others do not")
+        raise DataError(
+            f"column {column} mixes lists of labels and single labels; use one form in all rows"
+        )
     if words and all(map(is_list_as_text, words)):
         raise DataError(
-            f"the labels in column {column} are lists written as texts, such as {min(words)}; "
-            "a row's classes are a list in JSON, JSONL or Parquet, or columns of 0 and 1"
+            f"the labels in column {column} are lists written as strings, such as {min(words)}; "
+            "for several classes per row, use lists in JSON, JSONL or Parquet, or a column of 0 "
+            "and 1 for each class"
         )
     if len(kinds) > 1:
-        raise DataError(f"some labels in column {column} are words, and others are not")
-    name = "name the column of the class: label_column=NAME"
-    name += "; for numbers: regression=true" * trains
+        raise DataError(f"column {column} mixes words and numbers as labels; use only one of them")
+    name = "set label_column=NAME to name the column with the class"
+    name += ", or set regression=true to predict numbers" * trains
     numbers = all(map(is_decimal, words))
     if numbers and not all(map(WHOLE.fullmatch, words)):
-        raise DataError(f"the labels in column {column} are numbers, not classes; {name}")
+        raise DataError(
+            f"the labels in column {column} are numbers with fractions, not classes; {name}"
+        )
     if len(words) > min(MOST_CLASSES, max(rows / 2, SHOWN)):
-        raise DataError(f"column {column} has {len(words)} different labels in {rows} rows; {name}")
+        raise DataError(
+            f"column {column} contains {len(words)} distinct labels in {rows} rows, too many for "
+            f"classes; {name}"
+        )
     return sorted(words, key=lambda word: (float(word) if numbers else 0, word))

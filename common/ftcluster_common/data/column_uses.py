@@ -7,7 +7,7 @@ from ftcluster_common.data.columns import LOOKED_AT
 from ftcluster_common.data.rows import Row
 
 UNREAD = "not read"
-WORDS = 3  # minimum mean number of words in cells of text; numbers, dates, ids and names have fewer
+WORDS = 3  # minimum number of words in a text; numbers, dates, ids and names have fewer
 
 Columns = Mapping[str, tuple[str, ...]]  # column names by use
 

@@ -24,7 +24,7 @@ SEARCHES = (
 )  # fmt: skip
 TOGETHER = ("1", "1.0", "true")
 FLAGS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-LOOKED_AT = 100  # number of first rows that decide how columns are read
+LOOKED_AT = 100  # number of rows at the start that decide how columns are read
 NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?[ _-]?\d*", re.IGNORECASE)
 LABELS = (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "emotion", "topic",
@@ -56,7 +56,7 @@ def is_incomplete(row: Row, columns: Iterable[str]) -> bool:
 
 
 def find_texts(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return one or two columns with a usual name for texts, or ().
+    """Return the one or two columns whose names are usual for texts; () if there are none.
 
     >>> find_texts(["id", "Review", "stars"]), find_texts(["premise", "label", "hypothesis"])
     (('Review',), ('premise', 'hypothesis'))
@@ -93,7 +93,7 @@ def number_in(cell: Any) -> float | None:
 def find_search(
     query: str | None, text: str | None, columns: Sequence[str]
 ) -> tuple[str | None, str | None]:
-    """Return the columns with query and text; for None find the column by usual names."""
+    """Return the columns with query and text; a column that is None is found by its usual names."""
     names = {name.lower(): name for name in columns}
     for search in SEARCHES:
         present = tuple(names.get(name, "") for name in search)
@@ -108,8 +108,8 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
     A cell of negatives contains a text, a list of texts, or nothing.
 
     Raises:
-        DataError: a column is missing, is not a text, or is empty, or the label marks the pair as
-            not matching. The message names the column.
+        DataError: a column is missing, empty or not a string, or the label marks the pair as not
+            matching. The message names the column.
     """
     missing = [name for name in (*columns[:2], *columns.negatives) if name not in row]
     if missing:
@@ -121,16 +121,17 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
             texts += [(name, text) for text in (cell if isinstance(cell, list) else [cell])]
     for name, text in texts:
         if not isinstance(text, str):
-            raise DataError(f"{name} is {short(text)}, not a text")
+            raise DataError(f"column {name} must be a string, got {short(text)}")
         if not text.strip():
-            raise DataError(f"{name} is empty")
+            raise DataError(f"column {name} is empty")
     label = row.get(columns.label)
     if columns.loss:
         score_of(row, columns)
     elif columns.label and str(label).lower() not in TOGETHER:
         raise DataError(
-            f"{columns.label} is {short(label)}, but each query needs a matching text (label 1): "
-            "remove other rows or the column, or train on scores with loss=cosent"
+            f"column {columns.label} is {short(label)}, but each query needs a matching text "
+            "(label 1): remove the rows with other labels, remove the column, or train on scores "
+            "with loss=cosent"
         )
     if columns.margins and columns.negatives:
         margins_of(row, columns, len(texts) - 2)
@@ -173,22 +174,25 @@ def score_of(row: Row, columns: SearchColumns) -> float:
     score = number_in(row.get(columns.label))
     if score is None:
         label = row.get(columns.label)
-        raise DataError(f"{columns.label} is {short(label)}, {why_no_number(label)}")
+        raise DataError(f"column {columns.label} is {short(label)}, {why_no_number(label)}")
     if columns.loss == "cosine" and not -1 <= score <= 1:
         raise DataError(
-            f"{columns.label} is {score:g}, and a cosine is from -1 to 1: divide the scores, or "
-            "learn their order, with loss=cosent"
+            f"column {columns.label} is {score:g}, but loss=cosine needs scores from -1 to 1: "
+            "scale the scores, or set loss=cosent to learn only their order"
         )
     if columns.loss == "contrastive" and not 0 <= score <= 1:
         raise DataError(
-            f"{columns.label} is {score:g}, and loss=contrastive needs 1 for pairs that match and "
-            "0 for other pairs; to learn the order of scores: loss=cosent"
+            f"column {columns.label} is {score:g}, but loss=contrastive needs 1 for pairs that "
+            "match and 0 for other pairs; to learn the order of scores, set loss=cosent"
         )
     return score
 
 
 def named_column(wanted: str, candidates: Sequence[str], columns: Sequence[str]) -> str:
-    """Return the wanted column, or for the default name a column with a usual name; else ""."""
+    """Return the wanted column; "" if it is missing.
+
+    If the wanted column is the default name, a column with another usual name may replace it.
+    """
     if wanted in columns or wanted != candidates[0]:
         return wanted if wanted in columns else ""
     names = {name.lower(): name for name in columns}

@@ -1,7 +1,7 @@
 """Opens data files that may be compressed with gzip. Standard library only.
 
-Python reads zstd only since 3.14, and no locked stack has a library for it, so the user unpacks
-such files.
+Python reads zstd only since 3.14, and no locked stack contains a library for it, so users must
+unpack such files.
 """
 
 import gzip
@@ -21,13 +21,13 @@ UNPACK = {
     ".zst": "zstd -d", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zip": "unzip", ".7z": "7z x",
     ".gz": "gunzip -k", ".tgz": "tar -xf", ".tar": "tar -xf",
 }  # fmt: skip
-# gzip reaches at most about 1030 times; texts with rows reach 5 to 20 times
+# gzip compresses at most about 1030-fold; data files compress 5- to 20-fold
 MOST_RATIO = 250
-FREE_BYTES = 256 << 20  # unpacked bytes that need no check of the ratio
+FREE_BYTES = 256 << 20  # unpacked size in bytes up to which the ratio is not checked
 
 
 def kind_of(path: Path) -> str:
-    """Return the lowercase extension of a file's name, without `.gz` if gzip is read.
+    """Return a file's extension in lower case; for a data file in gzip, the one before `.gz`.
 
     >>> kind_of(Path("a.CSV")), kind_of(Path("train.jsonl.gz")), kind_of(Path("a.tar.gz"))
     ('.csv', '.jsonl', '.gz')
@@ -47,7 +47,7 @@ def stem_of(path: Path) -> str:
 
 
 class _Unpacked(io.RawIOBase):
-    """The unpacked bytes of a gzip file; raises an error if they are far too many."""
+    """The unpacked bytes of a gzip file; raises DataError if there are suspiciously many."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,9 +73,9 @@ class _Unpacked(io.RawIOBase):
             raise OSError(EIO, f"the gzip data are damaged: {error}") from error
         if self._file.tell() > self._limit:
             raise DataError(
-                f"{self._path} unpacks to more than {self._limit:,} bytes, {MOST_RATIO} times its "
-                "size, as only damaged or hostile files do; if it is right, unpack it: "
-                f"gunzip -k {self._path.name}"
+                f"{self._path} unpacks to more than {self._limit:,} bytes, at least {MOST_RATIO} "
+                "times its size, as only damaged or malicious files do; if the file is right, "
+                f"unpack it: gunzip -k {self._path.name}"
             )
         buffer[: len(data)] = data
         return len(data)
@@ -108,7 +108,7 @@ def open_text(path: Path, encoding: str, newline: str | None = None) -> TextIO:
 
 
 def unpack_hint(path: Path) -> str:
-    """Return the command that unpacks an archive, for a message; "" if the file is none."""
+    """Return the advice to unpack an archive, with a command; "" if the file is no archive."""
     ending = path.suffix.lower()
     command = UNPACK.get(".tar" if path.stem.lower().endswith(".tar") else ending)
     return f"unpack it first: {command} {path.name}" if command and ending in UNPACK else ""

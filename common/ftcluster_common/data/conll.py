@@ -10,7 +10,7 @@ from itertools import chain, islice
 DOCUMENT = "-DOCSTART-"  # marks the start of a document in CoNLL-2003
 TAG = re.compile(r"O|[BIOLUESM]-\S+")
 LOOKED_AT = 20  # number of first lines that are checked
-# column names by number of cells; for four cells the names of CoNLL-2003 on the Hub
+# column names by the number of cells; four cells get the names of CoNLL-2003 on the Hub
 COLUMNS = {1: ("tokens",), 4: ("tokens", "pos_tags", "chunk_tags", "ner_tags")}
 
 Sentence = dict[str, list[str]]  # words and tags of a sentence, by column
@@ -30,15 +30,15 @@ def looks_like_conll(lines: Iterable[str]) -> bool:
 
 
 def sentences(lines: Iterable[str]) -> Iterator[tuple[int, Sentence | str]]:
-    """Yield each sentence with the number of its first line, or a line's problem with its number.
+    """Yield each sentence with the number of its first line, or a line's number and its problem.
 
-    The word is in the first cell of a line and its tag in the last one; cells are divided by tabs
-    or else by spaces. Lines with -DOCSTART- and comments before a sentence are skipped.
+    The word is in the first cell of a line and its tag in the last one. Tabs separate the cells, or
+    spaces in a line without tabs. Lines with -DOCSTART- and comments before a sentence are skipped.
 
     >>> list(sentences(["EU B-ORG", "rejects O", "", "Peter"]))[0]
     (1, {'tokens': ['EU', 'rejects'], 'ner_tags': ['B-ORG', 'O']})
     >>> list(sentences(["EU B-ORG", "", "Peter"]))[1]
-    (3, "1 cell ('Peter'), and the lines before have 2: a word, and its tag last")
+    (3, "1 cell ('Peter'), but the lines before have 2: first the word, last its tag")
     """
     words: list[list[str]] = []
     begin = width = 0
@@ -52,7 +52,7 @@ def sentences(lines: Iterable[str]) -> Iterator[tuple[int, Sentence | str]]:
             continue
         elif width and len(cells) != width:
             have = f"{len(cells)} cell{'s' * (len(cells) > 1)} ({line.strip()[:40]!r})"
-            yield number, f"{have}, and the lines before have {width}: a word, and its tag last"
+            yield number, f"{have}, but the lines before have {width}: first the word, last its tag"
         else:
             begin, width = begin if words else number, len(cells)
             words.append(cells)

@@ -48,7 +48,7 @@ class Conversation:
 
     Attributes:
         first: index of the first message that may contribute to the loss.
-        tools: descriptions of functions for the chat template.
+        tools: function descriptions for the chat template; None if there are none.
     """
 
     messages: Sequence[Message]
@@ -77,7 +77,7 @@ def read_conversation(
     """Return the conversation of a row.
 
     Args:
-        chat_template: False if prompt and completion must be plain texts.
+        chat_template: False if prompt and completion must be plain strings.
 
     Raises:
         DataError: a column is missing, a message is invalid or empty, or no message contributes to
@@ -85,7 +85,10 @@ def read_conversation(
     """
     _need(row, columns.names)
     if not chat_template and columns.messages:
-        raise DataError(f"{columns.messages} needs a chat template: chat_template=true")
+        raise DataError(
+            f"column {columns.messages} contains messages, which need a chat template: set "
+            "chat_template=true"
+        )
     tools = read_tools(row)
     if columns.messages:
         messages = [
@@ -105,8 +108,8 @@ def read_conversation(
         )
     if not conversation.target_messages:
         raise DataError(
-            f"{columns.messages or columns.completion} has no message of the role {ASSISTANT} "
-            "that contributes to the loss"
+            f"column {columns.messages or columns.completion} contains no message with the role "
+            f"{ASSISTANT} that contributes to the loss"
         )
     return conversation
 
@@ -120,7 +123,7 @@ def _need(row: Row, columns: Sequence[str]) -> None:
 def _prompt(
     row: Row, columns: "ConversationColumns | PreferenceColumns", chat_template: bool
 ) -> list[Message]:
-    """Return the messages before the answer; without a chat template, a single text."""
+    """Return the messages before the answer; without a chat template, a single message."""
     cell = row[columns.prompt]
     if not isinstance(cell, str) and chat_template:
         return [*_system(row, columns.system), *read_messages(columns.prompt, cell)]
@@ -141,7 +144,7 @@ def _system(row: Row, column: str) -> list[Message]:
 
 
 class PreferenceColumns(NamedTuple):
-    """The columns of two answers and their prompt; `prompt` is "" if the answers contain it.
+    """The columns with two answers and their prompt; `prompt` is "" if the answers contain it.
 
     Attributes:
         context: column with context, see `ConversationColumns`.
@@ -163,16 +166,16 @@ class PreferenceColumns(NamedTuple):
 def read_preference(
     row: Row, columns: PreferenceColumns, chat_template: bool = True
 ) -> tuple[Conversation, Conversation]:
-    """Return the conversations of a row with the chosen and with the rejected answer.
+    """Return two conversations of a row: with the chosen answer, and with the rejected answer.
 
     If the answers are lists of messages that begin alike, the common beginning is the prompt.
 
     Args:
-        chat_template: False if prompt and answers must be plain texts.
+        chat_template: False if prompt and answers must be plain strings.
 
     Raises:
-        DataError: a column is missing, a message is invalid or empty, or an answer has no message
-            of the assistant. The message names the column.
+        DataError: a column is missing, a message is invalid or empty, or an answer contains no
+            message of the assistant. The message names the column.
     """
     _need(row, columns.names)
     answers = columns[:2]
@@ -194,21 +197,23 @@ def read_preference(
     first += len(prompt)
     if not first:
         raise DataError(
-            f"{columns.chosen} and {columns.rejected} have no prompt: name its column, "
-            "prompt_column=NAME; or begin both with the same messages, or with the same lines "
-            "Human: and Assistant:"
+            f"columns {columns.chosen} and {columns.rejected} contain no common prompt: set "
+            "prompt_column=NAME to name the prompt's column, or begin both answers with the same "
+            "messages or the same lines Human: and Assistant:"
         )
     tools = read_tools(row)
     conversations = [Conversation([*prompt, *answer], first, tools) for answer in pair]
     for name, conversation in zip(answers, conversations, strict=True):
         if not conversation.target_messages:
-            raise DataError(f"{name} has no separate message of the role {ASSISTANT}")
+            raise DataError(
+                f"column {name} contains no message with the role {ASSISTANT} after the prompt"
+            )
     chosen, rejected = conversations
     return chosen, rejected
 
 
 class JudgedColumns(NamedTuple):
-    """The columns of a conversation and of the label of its last answer."""
+    """The columns with a conversation and with the label of its last answer."""
 
     conversation: ConversationColumns
     label: str
@@ -219,7 +224,7 @@ class JudgedColumns(NamedTuple):
         return (*self.conversation.names, self.label)
 
 
-# cells with users' judgements besides the flags of `as_flag`
+# cell values with which users rate answers, in addition to the flags of `as_flag`
 JUDGEMENTS = {
     "up": True, "thumbs up": True, "thumbsup": True, "thumb up": True, "like": True, "liked": True,
     "good": True, "positive": True, "desirable": True, "chosen": True, "yes": True,
@@ -231,7 +236,7 @@ JUDGEMENTS = {
 
 
 def as_judgement(cell: Any) -> bool | None:
-    """Return True for a cell of a liked answer, False for a disliked one, None for other cells.
+    """Return True if a cell marks a liked answer, False for a disliked one, None for other cells.
 
     >>> as_judgement(True), as_judgement("thumbs_down"), as_judgement(-1), as_judgement(4)
     (True, False, False, None)
@@ -251,7 +256,7 @@ def read_judged_conversation(
     Only the last answer contributes to the loss. In messages this is the last message.
 
     Args:
-        chat_template: False if prompt and completion must be plain texts.
+        chat_template: False if prompt and completion must be plain strings.
 
     Raises:
         DataError: a column is missing, a message is invalid, the last message is not the
@@ -264,19 +269,20 @@ def read_judged_conversation(
         last = len(conversation.messages) - 1
         if conversation.messages[last]["role"] != ASSISTANT:
             raise DataError(
-                f"{name} ends with a message of the role {conversation.messages[last]['role']}, "
-                f"not with the {ASSISTANT}'s answer that the label judges"
+                f"column {name} ends with a message of {conversation.messages[last]['role']}, but "
+                f"must end with the {ASSISTANT}'s answer that the label rates"
             )
         if not last:
-            raise DataError(f"{name} has no message before the answer")
+            raise DataError(f"column {name} contains no message before the answer")
         conversation = replace(conversation, first=last)
     cell = row[columns.label]
     is_good = as_judgement(cell)
     if is_good is None:
         what = "empty" if cell is None or not str(cell).strip() else f"{short(cell)}"
         raise DataError(
-            f"{columns.label} is {what}, not true (a liked answer) or false (a disliked one)"
+            f"column {columns.label} must be true (a liked answer) or false (a disliked one), but "
+            f"is {what}"
         )
     if not conversation.target_messages:
-        raise DataError(f"{name} has a last message that does not contribute to the loss")
+        raise DataError(f"the last message of column {name} does not contribute to the loss")
     return conversation, is_good

@@ -36,7 +36,7 @@ CONLL = ".conll"
 TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET, ARROW)
 SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # extensions that may hold CoNLL
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
-WORDS = {  # words in file names, as in `datasets`
+WORDS = {  # splits by the words that name them in file names, as in the library datasets
     "train": TRAIN, "training": TRAIN,
     "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION,
     "test": "test", "testing": "test", "eval": "test",
@@ -46,14 +46,14 @@ CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels"
 INDEX = "Unnamed: 0"  # pandas' name for an index column without a name
 SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
 BLOCK = 1 << 20  # bytes per read
-# characters of a field in CSV. Without a limit, a missing quote reads the rest of the file at once
+# maximum length of a CSV field: if a quote is missing, the field would be the rest of the file
 MOST_CHARACTERS = 1 << 26
-SHARD = re.compile(r"-\d+-of-\d+$")  # suffix of a file that the Hub has in parts
+SHARD = re.compile(r"-\d+-of-\d+$")  # suffix of a file that is split into parts on the Hub
 
 WESTERN = "cp1252"
 ACCENTED = bytes(range(0xC0, 0x100))  # bytes of letters in Windows-1252 outside ASCII
 LETTERS = ascii_letters.encode()
-MOST_ACCENTED = 0.25  # maximum share of all letters; French and German texts are below 0.05
+MOST_ACCENTED = 0.25  # maximum share of accented letters; in French and German, it is below 0.05
 CONVERT = "convert it: iconv -f ENCODING -t UTF-8 FILE > NEW"
 
 Files = tuple[Path, ...]
@@ -65,16 +65,17 @@ def read_on_hosts(path: Path) -> bool:
 
 
 def files_of(path: Path) -> dict[str, Files]:
-    """Return the files with rows of each split.
+    """Return the files that contain the rows of each split.
 
     Files whose names contain no split (reviews.csv) belong to `train` if no other file belongs to
     it. In a BEIR folder, the validation set is qrels/dev.tsv, or test.tsv if there is no dev.tsv.
 
     Args:
-        path: a file, or a folder that has the files in it or in its subfolder `data`.
+        path: a file, or a folder that contains the files directly or in its subfolder `data`.
 
     Raises:
-        DataError: a split has files of several formats, or a folder of save_to_disk is damaged.
+        DataError: the files of a split have several formats, or a folder that `save_to_disk` wrote
+            is damaged.
     """
     if path.is_file():
         return {TRAIN: (path,)} if _has_rows(path) or is_conll(path) else {}
@@ -106,7 +107,7 @@ def files_of(path: Path) -> dict[str, Files]:
         if len(set(map(kind_of, files))) > 1:
             names = ", ".join(file.name for file in files)
             raise DataError(
-                f"{path} has files of {name} in several formats: {names}; keep only one format"
+                f"{path} contains files of split {name} in several formats: {names}; keep only one"
             )
     return splits
 
@@ -165,7 +166,7 @@ class Table:
             yield row
 
     def with_places(self) -> Iterator[tuple[str, Row | DataError]]:
-        """Yield each row, or its problem, with its place, such as train.csv:7.
+        """Yield the place of each row, such as train.csv:7, with the row or its problem.
 
         Raises:
             DataError: a file cannot be read.
@@ -173,7 +174,7 @@ class Table:
         yield from converted(self._sources(), self.labelled)
 
     def export_notes(self, name: str) -> list[str]:
-        """Return notes on exports of annotation tools among the files.
+        """Return notes about exports of annotation tools among the files.
 
         Args:
             name: name of the set, for the notes.
@@ -188,7 +189,7 @@ class Table:
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of a file, or their problems, with their places.
+    """Yield the place of each row of a file, with the row or its problem.
 
     Raises:
         DataError: the file cannot be read.
@@ -196,7 +197,7 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         for where, row in _reader_of(path)(path):
             usable = isinstance(row, dict | DataError)
-            yield where, row if usable else DataError(f"{where}: not a JSON object")
+            yield where, row if usable else DataError(f"{where}: the row must be a JSON object")
     except UnicodeDecodeError as error:
         what = f"not UTF-8: {error.reason} at byte {error.start}"
         raise DataError(f"{path}: {what}; {CONVERT}") from error
@@ -208,7 +209,7 @@ def encoding_of(path: Path) -> str:
     """Return the encoding of a CSV or TSV file: UTF-8, UTF-16 with its mark, or Windows-1252.
 
     Nearly any bytes decode as Windows-1252, but only western European texts are written in it. If
-    too many letters would be accented, the text has another alphabet.
+    too many letters would be accented, the text must be in another alphabet.
 
     Raises:
         DataError: the encoding is none of these. The message names the first line that does not
@@ -232,7 +233,7 @@ def encoding_of(path: Path) -> str:
         raise DataError(f"{path}:{lines}: neither UTF-8 nor Windows-1252; {CONVERT}")
     encoding = next(iter(decoders))
     if encoding == WESTERN and _accented(path) > MOST_ACCENTED:
-        raise DataError(f"{path}: not UTF-8, and its alphabet is not known; {CONVERT}")
+        raise DataError(f"{path}: not UTF-8, and its encoding is unknown; {CONVERT}")
     return encoding
 
 
@@ -247,7 +248,7 @@ def _accented(path: Path) -> float:
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of a file whose first line has the names of the columns.
+    """Yield the rows of a file whose first line contains the column names.
 
     In TSV files a quote is an ordinary character, as in GLUE's files.
     """
@@ -285,7 +286,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
                     yield where, dict(zip(header, cells, strict=False))
         except csv.Error as error:
             what = f"{error}; the row begins at line {begin + bool(separator)}"
-            way = "in CSV a quote within quotes is written twice"
+            way = "in CSV, a quote within a quoted field must be written twice"
             raise DataError(f"{path}:{reader.line_num + bool(separator)}: {what}; {way}") from error
 
 
@@ -297,9 +298,9 @@ def _header(cells: Sequence[str], where: str) -> list[str]:
     if header:
         header[0] = header[0] or INDEX
     if "" in header or not header:
-        raise DataError(f"{where}: the first line must have column names, not {cells}")
+        raise DataError(f"{where}: the first line must contain column names, got {cells}")
     if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise DataError(f"{where}: there are several columns {', '.join(twice)}; rename them")
+        raise DataError(f"{where}: several columns are called {', '.join(twice)}; rename them")
     return header
 
 
@@ -347,7 +348,7 @@ def _flat(rows: Iterable[Any]) -> Iterator[Any]:
 def _judged(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield a row for each pair of a query and a matching text in BEIR's judgements.
 
-    For an evaluation, the first row has all texts of the corpus as negatives, so that each query
+    For an evaluation, the first row contains all texts of the corpus as negatives, so that each query
     searches the whole corpus. For a training, only the matching texts are kept in memory.
     """
     trains = _split_of(path) == TRAIN
@@ -359,10 +360,10 @@ def _judged(path: Path) -> Iterator[tuple[str, Any]]:
             yield where, row
             continue
         query, text, score = (row.get(name, "") for name in ("query-id", "corpus-id", "score"))
-        missing = [f"{QUERIES} has no _id {query}"] if query not in queries else []
-        missing += [f"{CORPUS} has no _id {text}"] if text not in corpus else []
+        missing = [f"{QUERIES} contains no _id {query}"] if query not in queries else []
+        missing += [f"{CORPUS} contains no _id {text}"] if text not in corpus else []
         if not score.strip().lstrip("-").isdigit():
-            missing.append(f"score is {short(score)}, not a whole number")
+            missing.append(f"score must be a whole number, got {short(score)}")
         if missing:
             yield where, DataError(f"{where}: {'; '.join(missing)}")
         elif int(score) > 0:
@@ -390,7 +391,7 @@ def _by_id(path: Path, wanted: Container[str] | None) -> dict[str, str]:
         if isinstance(row, DataError):
             raise row
         if not isinstance(row, dict) or not {"_id", "text"} <= row.keys():
-            raise DataError(f"{where}: not an object with _id and text")
+            raise DataError(f"{where}: the line must be an object with _id and text")
         if wanted is None or str(row["_id"]) in wanted:
             texts[str(row["_id"])] = f"{row.get('title') or ''} {row['text'] or ''}".strip()
     return texts
@@ -412,7 +413,7 @@ def _has_rows(path: Path) -> bool:
 
 
 def is_conll(path: Path) -> bool:
-    """Return True if a file has sentences in CoNLL format, judged by its first lines."""
+    """Return True if the first lines of a file are sentences in CoNLL format."""
     try:
         with open_text(path, "utf-8-sig") as lines:
             return looks_like_conll(lines)

@@ -1,4 +1,4 @@
-"""The data sets of a training. Standard library only.
+"""The data sets of a training run. Standard library only.
 
 A recipe names one data set or several. `Recipe.data_sets` returns them in both cases, and
 `Recipe.by_set` returns a recipe for each data set.
@@ -17,21 +17,21 @@ Mixing = Literal["proportional", "equal"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{,63}")
 NOT_IN_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 MOST_CHARACTERS = 40  # maximum length of a default name
-UNNAMED = "data"  # name of a data set whose path has no character for a name
-PART = "_"  # separates the name of a split from the name of the data set
+UNNAMED = "data"  # name of a data set whose path contains no character allowed in names
+PART = "_"  # separator between the name of a split and the name of a data set
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One of the data sets that a training mixes.
+    """One of the data sets that a training run mixes.
 
     Attributes:
         path: file, folder, or name on the Hugging Face Hub, as in the recipe's field `data`.
-        name: name in metrics and messages; "" if the training has no other data set.
+        name: name in metrics and messages; "" if there is only one data set.
         weight: share of the samples, relative to the weights of the other data sets; None if the
             recipe's `data_mixing` decides.
-        data_config: configuration of a data set on the Hub. Default: the recipe's data_config.
-        fields: fields of the task whose values differ from the recipe's values.
+        data_config: configuration of a data set on the Hub; None means the recipe's data_config.
+        fields: values of the task's fields that differ from the recipe's values, by field.
     """
 
     path: str
@@ -63,7 +63,8 @@ def with_names(data_sets: Sequence[DataSet]) -> tuple[DataSet, ...]:
 def _name_of(path: str) -> str:
     """Return the default name of a data set: its file's or folder's name without the extension.
 
-    Characters that a name cannot have become _. A file such as train.csv gets its folder's name.
+    Characters that are not allowed in names become _. A file such as train.csv gets the name of its
+    folder.
     """
     place = PurePath(path.partition("@")[0])
     stem = place.name.partition(".")[0] or place.name
@@ -73,7 +74,7 @@ def _name_of(path: str) -> str:
 
 
 def split_name(split: str, data_set: str) -> str:
-    """Return the name of a data set's split, which is unique in the training.
+    """Return a name for a data set's split that is unique in the training run.
 
     >>> split_name("train", "reviews"), split_name("train", "")
     ('train_reviews', 'train')
@@ -82,7 +83,7 @@ def split_name(split: str, data_set: str) -> str:
 
 
 def data_set_of(split: str, names: Iterable[str]) -> str:
-    """Return the name of the data set that a split belongs to; "" if it belongs to none of them.
+    """Return the name of the data set that a split belongs to; "" if it belongs to none of `names`.
 
     >>> data_set_of("train_b_a", ["a", "b_a"]), data_set_of("train", [""])
     ('b_a', '')
@@ -92,7 +93,7 @@ def data_set_of(split: str, names: Iterable[str]) -> str:
 
 
 def is_train(split: str) -> bool:
-    """Return True if a set with this name is trained on.
+    """Return True if the split with this name is a training set.
 
     >>> is_train("train"), is_train("train_reviews"), is_train("validation_reviews")
     (True, True, False)
@@ -101,7 +102,7 @@ def is_train(split: str) -> bool:
 
 
 def is_test(split: str) -> bool:
-    """Return True if a set with this name is a test set.
+    """Return True if the split with this name is a test set.
 
     >>> is_test("test"), is_test("test_reviews"), is_test("tests")
     (True, True, False)
@@ -110,7 +111,7 @@ def is_test(split: str) -> bool:
 
 
 def weights_of(data_sets: Sequence[DataSet], mixing: Mixing) -> list[float] | None:
-    """Return the weight of each data set; None if each row is read once in each epoch.
+    """Return the weight of each data set; None means that each row is read once per epoch.
 
     If any data set has a weight, the default weight of the others is 1.
 

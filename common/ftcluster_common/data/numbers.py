@@ -20,7 +20,7 @@ HEXADECIMAL = re.compile(r"[-+]?0[xob][0-9a-f]+")
 
 
 def is_decimal(text: str) -> bool:
-    """Return True if a text is a finite number in ASCII digits, with blanks around it allowed.
+    """Return True if a string is a finite number in ASCII digits; blanks around it are allowed.
 
     >>> [is_decimal(text) for text in ("3", " -1.5e-4 ", ".5", "1_000", "inf", "0x10", "1e999")]
     [True, True, True, False, False, False, False]
@@ -29,7 +29,7 @@ def is_decimal(text: str) -> bool:
 
 
 def read_decimal(text: str) -> int | float | None:
-    """Return the number that a text holds, as int if it is written so; None if it holds none.
+    """Return the number that a string contains, as an int if it is written as one; else None.
 
     >>> read_decimal("16"), read_decimal("2e-5"), read_decimal("1_6")
     (16, 2e-05, None)
@@ -40,7 +40,7 @@ def read_decimal(text: str) -> int | float | None:
 
 
 def has_comma(text: str) -> bool:
-    """Return True if a text is a number with a comma, as a decimal sign or between thousands.
+    """Return True if a string is a number with a comma as decimal sign or between thousands.
 
     >>> has_comma(" 3,5"), has_comma("1,500"), has_comma("3.5"), has_comma("1,2,3")
     (True, True, False, False)
@@ -49,7 +49,7 @@ def has_comma(text: str) -> bool:
 
 
 def as_number(cell: Any) -> float | None:
-    """Return a cell's finite number, which may be written as text; None for others, such as True.
+    """Return a cell's finite number, which may be a string; None for other cells, such as True.
 
     >>> as_number(" 2.5 "), as_number(3), as_number("1_000"), as_number(True), as_number(None)
     (2.5, 3.0, None, None, None)
@@ -64,24 +64,24 @@ def as_number(cell: Any) -> float | None:
 
 
 def why_no_number(cell: Any) -> str:
-    """Return why a cell is no number, with advice how to write the number if that is clear.
+    """Return why a cell is not a number, and how to write the number if its value is clear.
 
     >>> why_no_number("1,500")
-    'not a number: write a decimal point, and nothing between thousands'
+    'not a number: use a decimal point, and no separator between thousands'
     >>> why_no_number("1_000"), why_no_number("-inf"), why_no_number("good")
-    ('not a number: it has an underscore', 'not a finite number', 'not a number')
+    ('not a number: remove the underscores', 'not a finite number', 'not a number')
     """
     plain = unicodedata.normalize("NFKC", str(cell)).strip().lower().replace("\u2212", "-")
     if plain.lstrip("+-") in ("inf", "infinity", "nan") or _is_too_large(plain):
         return "not a finite number"
     if "_" in plain and is_decimal(plain.replace("_", "")):
-        return "not a number: it has an underscore"
+        return "not a number: remove the underscores"
     if isinstance(cell, str) and not is_decimal(cell) and is_decimal(plain):
-        return "not a number: write it in the digits 0 to 9 and with the signs + and -"
+        return "not a number: write it with the digits 0 to 9 and the signs + and -"
     if SEPARATED.fullmatch(plain):
-        return "not a number: write a decimal point, and nothing between thousands"
+        return "not a number: use a decimal point, and no separator between thousands"
     if HEXADECIMAL.fullmatch(plain):
-        return "not a number: write it in decimal digits"
+        return "not a number: write it as a decimal number"
     return "not a number"
 
 

@@ -10,7 +10,7 @@ CheckRow = Callable[[Row], str]  # returns the problem of a row, or ""
 
 
 def check_by_reading(read: Callable[[Row], object]) -> CheckRow:
-    """Return a check that calls `read` with a row, and reports its error."""
+    """Return a check that calls `read` with a row, and reports the error that `read` raises."""
     return partial(_reading_problem, read)
 
 
@@ -23,13 +23,13 @@ def _reading_problem(read: Callable[[Row], object], row: Row) -> str:
 
 
 def check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str:
-    """Return a row's problem: a missing column, or a column of `texts` without text; else ""."""
+    """Return "", or the problem: a missing column, or a column in `texts` that is not a string."""
     missing = [name for name in (*texts, *others) if name not in row]
     if missing:
         return f"no column {', '.join(missing)}; {found_columns(row)}"
     for name in texts:
         if not isinstance(row[name], str):
-            return f"{name} is {short(row[name])}, not a text"
+            return f"column {name} must be a string, got {short(row[name])}"
     return ""
 
 

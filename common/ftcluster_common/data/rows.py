@@ -1,4 +1,4 @@
-"""A row of data, the error of a row that cannot be used, and texts about both for messages."""
+"""Rows of data, the error for data that cannot be used, and helpers for messages about rows."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ def short(value: Any) -> str:
 
 
 def found_columns(columns: Iterable[Any]) -> str:
-    """Return a list of the columns in one line, for a message.
+    """Return the names of the columns in one line, for a message.
 
     >>> print(found_columns(["id", "a\\nb"]), found_columns([]))
     found id, 'a\\nb' found none
@@ -33,7 +33,7 @@ def found_columns(columns: Iterable[Any]) -> str:
 
 @dataclass
 class Places:
-    """The number of rows, and the places of the first ones."""
+    """A number of rows, and the places of the first of them."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -45,5 +45,5 @@ class Places:
             self.first.append(place.rpartition("/")[2])
 
     def __str__(self) -> str:
-        """Return the places as a list for a message."""
+        """Return the places, separated by commas, for a message."""
         return ", ".join(self.first) + (", ..." if self.count > len(self.first) else "")

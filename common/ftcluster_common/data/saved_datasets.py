@@ -1,8 +1,8 @@
 """Finds the files of data sets that `save_to_disk` of the library datasets wrote.
 
-Such a folder has Arrow files, and `state.json` with their names. The folder of a DatasetDict has
-`dataset_dict.json` with the names of its splits, and a folder for each split. Only data are read:
-no code, and no files outside of the folder.
+Such a folder contains Arrow files, and `state.json` with their names. The folder of a DatasetDict
+contains `dataset_dict.json` with the names of its splits, and a folder for each split. Only data
+files in the folder are read, and no code is executed.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ ARROW = ".arrow"
 
 
 def is_saved(path: Path) -> bool:
-    """Return True if `save_to_disk` wrote a folder, or if all its subfolders with rows."""
+    """Return True if `save_to_disk` wrote the folder itself or any of its subfolders."""
     return (path / DICT).is_file() or (path / STATE).is_file() or bool(_split_folders(path))
 
 
@@ -30,7 +30,7 @@ def saved_files(path: Path) -> dict[str, tuple[Path, ...]]:
     if (path / DICT).is_file():
         names = _object(path / DICT).get("splits")
         if not isinstance(names, list) or not names or not all(map(_is_name, names)):
-            raise DataError(f"{path / DICT}: splits is {short(names)}, not a list of folders")
+            raise DataError(f"{path / DICT}: splits must be a list of folders, got {short(names)}")
         return {name: _arrow_files(path / name) for name in names}
     if (path / STATE).is_file():
         return {"": _arrow_files(path)}
@@ -50,16 +50,18 @@ def _arrow_files(folder: Path) -> tuple[Path, ...]:
     items = listed if isinstance(listed, list) else []
     names = [str(item.get("filename")) for item in items if isinstance(item, dict)]
     if not names or len(names) != len(items) or not all(map(_is_name, names)):
-        raise DataError(f"{folder / STATE}: _data_files is {short(listed)}, not a list of files")
+        raise DataError(
+            f"{folder / STATE}: _data_files must be a list of files, got {short(listed)}"
+        )
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataError(
-            f"{folder} selects rows by indices, as old releases of datasets save them: save it "
-            "again after flatten_indices()"
+            f"{folder} selects rows by index, which only old releases of datasets save: call "
+            "flatten_indices() on the data set, and save it again"
         )
     files = tuple(folder / name for name in names)
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise DataError(f"{folder} lacks {', '.join(missing)}, which {STATE} names")
+        raise DataError(f"{folder}: files that {STATE} lists are missing: {', '.join(missing)}")
     return files
 
 

@@ -1,4 +1,4 @@
-"""The columns with a source text and a target text, and both texts of a row."""
+"""The columns with a source text and a target text, and a function that reads both texts."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -28,7 +28,7 @@ def source_and_target(row: Row, columns: SourceTarget) -> tuple[str, str]:
     """Return both texts of a row; the target is "" if it is not needed.
 
     Raises:
-        DataError: a column is missing, is not a text, or is empty. The message names the column.
+        DataError: a column is missing, empty or not a string. The message names the column.
     """
     missing = [name for name in columns.names if name not in row]
     if missing:
@@ -41,22 +41,27 @@ def source_and_target(row: Row, columns: SourceTarget) -> tuple[str, str]:
         ]
     for name, text in cells:
         if not isinstance(text, str):
-            raise DataError(f"{name} is {short(text)}, not a text")
+            raise DataError(f"column {name} must be a string, got {short(text)}")
         if not text.strip():
-            raise DataError(f"{name} is empty")
+            raise DataError(f"column {name} is empty")
     source, target = (*(text for _, text in cells), "")[:2]
     return source, target
 
 
 def language_code(language: str) -> str:
-    """Return the code that data use for a language that a tokenizer calls en_XX or eng_Latn."""
+    """Return the language code used in data for a tokenizer's code, such as en for en_XX."""
     return language.partition("_")[0]
 
 
 def _of_language(cell: object, language: str, column: str) -> tuple[str, object]:
     if not isinstance(cell, Mapping):
-        raise DataError(f"{column} is {short(cell)}, not an object with a text for each language")
+        raise DataError(
+            f"column {column} must be an object with a text for each language, got {short(cell)}"
+        )
     for name in (language, language_code(language)):
         if name in cell:
             return f"{column}.{name}", cell[name]
-    raise DataError(f"{column} has no language {language}; it has {', '.join(map(str, cell))}")
+    raise DataError(
+        f"column {column} contains no text for language {language}; found "
+        f"{', '.join(map(str, cell))}"
+    )

@@ -52,7 +52,7 @@ def read_tagged(row: Row, columns: TaggedColumns, names: Sequence[str] = ()) -> 
     """Return the words or the text of a row, with its tags or spans.
 
     Args:
-        names: names of numeric tags.
+        names: tag names by number, for tags that are numbers.
 
     Raises:
         DataError: the row is invalid; the message names the column.
@@ -67,17 +67,20 @@ def read_tagged(row: Row, columns: TaggedColumns, names: Sequence[str] = ()) -> 
     if columns.text:
         text = row[columns.text]
         if not isinstance(text, str):
-            raise DataError(f"{columns.text} is {short(text)}, not a text")
+            raise DataError(f"column {columns.text} must be a string, got {short(text)}")
         return Tagged(
             text, spans=_spans(read_cell(row[columns.label]), text) if columns.label else ()
         )
     words, tags = (read_cell(row[name]) if name else [] for name in (columns.tokens, columns.label))
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise DataError(f"{columns.tokens} is {short(words)}, not a list of words")
+        raise DataError(f"column {columns.tokens} must be a list of words, got {short(words)}")
     if not isinstance(tags, list):
-        raise DataError(f"{columns.label} is {short(tags)}, not a list of tags")
+        raise DataError(f"column {columns.label} must be a list of tags, got {short(tags)}")
     if columns.label and len(tags) != len(words):
-        raise DataError(f"{len(words)} words in {columns.tokens}, {len(tags)} in {columns.label}")
+        raise DataError(
+            f"{len(words)} words in column {columns.tokens}, but {len(tags)} tags in column "
+            f"{columns.label}"
+        )
     begin, places = 0, []
     for word in words:
         places.append((begin, begin + len(word)))
@@ -89,13 +92,16 @@ def _tag(tag: Any, names: Sequence[str]) -> str:
     if isinstance(tag, int) and not isinstance(tag, bool):
         if not names:
             raise DataError(
-                f"the tag {short(tag)} is a number without a name: tag_names=O,B-PER,I-PER"
+                f"the tag {short(tag)} is a number: set the names of all tags in order, such as "
+                "tag_names=O,B-PER,I-PER"
             )
         if not 0 <= tag < len(names):
-            raise DataError(f"the tag {short(tag)} is not one of {len(names)} (tag_names)")
+            raise DataError(
+                f"the tag {short(tag)} has no name: tag_names lists only {len(names)} names"
+            )
         tag = names[tag]
     if not isinstance(tag, str) or not tag.strip():
-        raise DataError(f"{short(tag)} is no tag")
+        raise DataError(f"a tag must be a non-empty string or a number, got {short(tag)}")
     return plain_tag(tag)
 
 
@@ -112,11 +118,13 @@ def plain_tag(tag: str) -> str:
 def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
     """Return a cell's spans: objects with start, end and label, or lists of these three values.
 
-    Exports of doccano have start_offset and end_offset; exports of Label Studio have a list of
-    labels.
+    Spans in exports of doccano have start_offset and end_offset; spans in exports of Label Studio
+    have a list of labels.
     """
     if not isinstance(cell, list):
-        raise DataError(f"{short(cell)} is not a list of spans, objects with start, end and label")
+        raise DataError(
+            f"spans must be a list of objects with start, end and label, got {short(cell)}"
+        )
     spans: list[Entity] = []
     for span in cell:
         fields: list[Any]
@@ -133,7 +141,8 @@ def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
         start, end, label = fields
         if not _is_place(start) or not _is_place(end) or not isinstance(label, str) or not label:
             raise DataError(
-                f"the span {short(span)} needs whole numbers start and end, and one label, a text"
+                f"the span {short(span)} needs whole numbers as start and end, and one string as "
+                "label"
             )
         if not start < end <= len(text) or not text[start:end].strip():
             raise DataError(f"the span {short(span)} is outside the text of {len(text)} characters")
@@ -164,7 +173,7 @@ def parts(tag: str) -> tuple[str, str]:
 
 
 def entities(tags: Iterable[str]) -> list[Entity]:
-    """Return the entities of a row like conlleval, which also accepts invalid sequences.
+    """Return the entities of a row as conlleval does, which also accepts invalid tag sequences.
 
     >>> entities(["I-PER", "O", "I-LOC", "B-LOC"])
     [('PER', 0, 1), ('LOC', 2, 3), ('LOC', 3, 4)]
@@ -233,7 +242,7 @@ def names_of_tags(tags: Iterable[str], scheme: Scheme) -> list[str]:
 
 
 def scheme_of(names: Iterable[str]) -> Scheme:
-    """Return the scheme of a model's tags, such as IOB1 if a type has I- but no B-.
+    """Return the tagging scheme of a model's tags; it is IOB1 if a type has I- but no B-.
 
     >>> scheme_of(["O", "B-A", "I-A"]), scheme_of(["O", "I-A"]), scheme_of(["O", "S-A"])
     ('IOB2', 'IOB1', 'IOBES')
@@ -261,18 +270,18 @@ class TagCheck:
         """Return the problem of a row, or "".
 
         Args:
-            words: function that returns the word with an index.
+            words: function that returns the word at an index.
         """
         prefixed = [tag for tag in tags if tag != OUTSIDE and PREFIXED.fullmatch(tag)]
         if not prefixed:
             scheme: Scheme = "plain" if any(tag != OUTSIDE for tag in tags) else ""
             return self._same(scheme, tags, words, 0) if scheme else ""
         if mixed := [tag for tag in tags if tag != OUTSIDE and not PREFIXED.fullmatch(tag)]:
-            return f"{mixed[0]} has no prefix such as B- or I-, and {prefixed[0]} has one"
+            return f"tag {mixed[0]} has no prefix such as B- or I-, but tag {prefixed[0]} has one"
         if any(tag[0] in "ES" for tag in prefixed):
             wrong = next(_breaks_of_iobes(tags), None)
             if wrong is not None:
-                return _said(tags, words, wrong, "which is invalid there in IOBES (BILOU)")
+                return _said(tags, words, wrong, "which IOBES (BILOU) does not allow there")
             return self._same("IOBES", tags, words, 0)
         before = (OUTSIDE, "")
         for number, (prefix, kind) in enumerate(map(parts, tags)):
@@ -291,12 +300,12 @@ class TagCheck:
         self.scheme = self.scheme or found
         if found == self.scheme:
             return ""
-        what = f"which is {found}, but earlier rows are {self.scheme} ({self._example})"
-        return _said(tags, words, number, what) + "; to repair such tags: repair_tags=true"
+        what = f"which is {found}, but earlier rows use {self.scheme} ({self._example})"
+        return _said(tags, words, number, what) + "; to repair such tags, set repair_tags=true"
 
 
 def _said(tags: Sequence[str], words: Callable[[int], str], number: int, what: str) -> str:
-    return f"word {number + 1}, {short(words(number))}, has {tags[number]}, {what}"
+    return f"word {number + 1}, {short(words(number))}, has the tag {tags[number]}, {what}"
 
 
 def _breaks_of_iobes(tags: Sequence[str]) -> Iterator[int]:

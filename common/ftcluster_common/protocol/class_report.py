@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-MOST_CLASSES = 200  # maximum in an event: readers read 64 kB at each end of a run's events
+MOST_CLASSES = 200  # maximum in an event, because readers read 64 kB at each end of a file
 MOST_CONFUSED = 400  # enough for all cells of 20 classes
 
 
@@ -53,16 +53,17 @@ class ClassReport:
     """The scores of the classes in a data set.
 
     Attributes:
-        classes: scores in the order of class numbers; if there are very many, only those with the
-            lowest F1.
+        classes: scores in the order of class numbers; if there are very many classes, only the
+            classes with the lowest F1.
         confused: off-diagonal cells of the confusion matrix, largest first: true class, predicted
             class, number of rows. Empty if a row may have several classes.
         rows: number of rows in the data set.
         positive: class that the metric f1 refers to; "" if there are more than two classes.
         several: True if a row may have several classes or none, such as the entities of a text.
-        left_out: number of omitted classes, and number of omitted cells.
-        whole: `averages` over all classes if some are omitted.
-        temperature: divisor of the logits that calibrates the probabilities; None without one.
+        left_out: number of omitted classes plus number of omitted cells.
+        whole: `averages` over all classes if some classes are omitted; otherwise None.
+        temperature: divisor of the logits that calibrates the probabilities; None if the
+            probabilities are not calibrated.
     """
 
     classes: tuple[ClassScores, ...]
@@ -111,7 +112,7 @@ class ClassReport:
         return [[cells.get((true, predicted), 0) for predicted in names] for true in names]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON for an event."""
+        """Return the report as JSON-ready data for an event."""
         kept = self.classes
         if not self.thresholds:  # an event with thresholds must have all classes
             worst = {
@@ -177,7 +178,7 @@ def read_report(data: Mapping[str, Any]) -> ClassReport:
     whole = {str(name): _three(values) for name, values in averages.items()} if averages else None
     divisor = None if data.get("temperature") is None else float(data["temperature"])
     if divisor is not None and not 0 < divisor < math.inf:
-        raise ValueError(f"{divisor} is no temperature")
+        raise ValueError(f"{divisor} is not a temperature")
     rows = _count(data["rows"])
     return ClassReport(classes, confused, rows, positive, several, left, whole, divisor)
 
@@ -185,7 +186,7 @@ def read_report(data: Mapping[str, Any]) -> ClassReport:
 def _three(values: Sequence[Any]) -> tuple[float, float, float]:
     one, other, third = (float(value) for value in values)
     if not all(0 <= value <= 1 for value in (one, other, third)):
-        raise ValueError(f"{values} are no precision, recall and F1")
+        raise ValueError(f"{values} are not precision, recall and F1")
     return one, other, third
 
 
@@ -197,7 +198,7 @@ def report_of_classes(
 
     Args:
         names: class names by number.
-        threshold: tuned threshold of the second of two classes; None without one.
+        threshold: tuned threshold for the second of two classes; None if it was not tuned.
         temperature: see `ClassReport`.
 
     >>> report_of_classes([0, 0, 0], [0, 1, 0], ["no", "yes"]).never_predicted
@@ -254,5 +255,5 @@ def _total(classes: Sequence[ClassScores]) -> ClassScores:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise ValueError(f"{value!r} is no number of rows")
+        raise ValueError(f"{value!r} is not a number of rows")
     return value

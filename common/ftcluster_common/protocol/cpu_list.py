@@ -6,14 +6,14 @@ MOST = 1 << 16  # largest CPU number; kernels support at most 8192
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """Return the CPU numbers, in order, of a list in the notation of the kernel or taskset.
+    """Return the CPU numbers in a list in the notation of the kernel or taskset, in list order.
 
     >>> parse_cpus("0-3,8,10-14:2")
     (0, 1, 2, 3, 8, 10, 12, 14)
 
     Raises:
-        ValueError: the text is no such list, or exceeds the largest CPU number or count of any
-            kernel.
+        ValueError: the text is not such a list, or a CPU number or the number of CPUs is larger
+            than any kernel allows.
     """
     numbers: list[int] = []
     for part in text.split(","):
@@ -21,10 +21,10 @@ def parse_cpus(text: str) -> tuple[int, ...]:
             span, _, step = part.partition(":")
             first, _, last = span.partition("-")
             if int(last or first) > MOST:
-                raise ValueError(f"no CPU is number {last or first}")
+                raise ValueError(f"CPU number {last or first} is too large")
             numbers += range(int(first), int(last or first) + 1, int(step or 1))
             if len(numbers) > MOST:
-                raise ValueError(f"it has more than {MOST} CPUs")
+                raise ValueError(f"it lists more than {MOST} CPUs")
     return tuple(numbers)
 
 

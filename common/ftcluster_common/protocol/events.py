@@ -1,7 +1,7 @@
 """The format of events.jsonl in a run's folder: one JSON object per line.
 
-Rank 0 writes the file while there are ranks; the supervisor writes before and after. Standard
-library only.
+Rank 0 writes the file while the ranks run; before and after that, the supervisor writes it.
+Standard library only.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ EVENTS: dict[str, dict[str, Any]] = {
     # a notice to the user, such as that samples were truncated. If a checkpoint or snapshot could
     # not be saved, there is also `failed_save`: CHECKPOINT or SNAPSHOT
     "notice": {"message": str},
-    # a notification of the run's user was delivered: about its state `about` (done, failed, stopped
-    # or waiting), by `command` or `webhook`. A failed notification is a notice
+    # a notification about the run was delivered: `about` is the run's state (done, failed, stopped
+    # or waiting), and `by` is command or webhook. If a delivery fails, there is a notice instead
     "notified": {"about": str, "by": str},
     # size and contents of the data, see `ftcluster_train.engine.data_report`
     "data": {"columns": dict, "sets": list, "samples": list},
-    # the ranks are restarted: the number of this restart, the maximum, and the reason
+    # the ranks are restarted; `message` is the reason
     "restart": {"restart": int, "max_restarts": int, "message": str},
     # measured placement of each rank: rank, host, cpus (such as 0-15), threads, memory_nodes (its
     # preferred NUMA nodes; [] for the kernel's default policy, null if unknown)
@@ -54,13 +54,13 @@ EVENTS: dict[str, dict[str, Any]] = {
         "train_seconds": Number,
         "remaining_seconds": Number,
     },
-    # written with each step; totals over the `steps` since the ranks started. train_seconds
-    # excludes evaluation and checkpoints. tokens are rank 0's with padding, useful_tokens all
-    # ranks' without. waited_seconds: time for which each rank was blocked in collectives;
-    # transfer_seconds: the part of it in which data moved; input_seconds: time for which each rank
-    # made batches, see `ftcluster_train.engine.step_times`. sent_bytes and collectives are rank
-    # 0's, see `ftcluster_train.comm.traffic`. latency_seconds: duration of a collective on one
-    # number
+    # written with each step; the values are totals over the `steps` since the ranks started.
+    # train_seconds excludes evaluation and checkpoints. tokens: tokens of rank 0 with padding;
+    # useful_tokens: tokens of all ranks without padding. waited_seconds: time for which each rank
+    # was blocked in collectives; transfer_seconds: the part of this time in which data moved;
+    # input_seconds: time in which each rank made batches, see `ftcluster_train.engine.step_times`.
+    # sent_bytes and collectives: traffic of rank 0, see `ftcluster_train.comm.traffic`.
+    # latency_seconds: duration of a collective on a tensor with one element
     "communication": {
         "step": int,
         "steps": int,
@@ -74,17 +74,17 @@ EVENTS: dict[str, dict[str, Any]] = {
         "collectives": int,
         "latency_seconds": Number,
     },
-    # a host that has fallen behind, and the reason; ratio: time per step of the host relative to
-    # the usual time, 0 once the host has recovered
+    # a host that has fallen behind, and the reason. ratio: the host's time per step divided by the
+    # usual time; 0 after the host has recovered
     "slow_host": {"host": str, "step": int, "ratio": Number, "message": str},
-    # classification adds `classes`: a `ClassReport` for each set; generation adds `texts`: some
-    # sources, references and generated texts for each set; `result` may have both
+    # classification adds `classes`, a `ClassReport` for each set. Generation adds `texts`, some
+    # sources, references and generated texts for each set. `result` may contain both fields
     "evaluation": {"step": int, "epoch": Number, "metrics": dict, "seconds": Number},
     "parameters": {"step": int, "equal": bool, "sha256": str},
     "checkpoint": {"step": int, "folder": str, "seconds": Number},
-    # a saved model was loaded again and equals the trained model: the number of its tensors, the
-    # bytes mapped from its files, and the relative difference of the outputs, null if none were
-    # computed
+    # a saved model was loaded again and equals the trained model. tensors: number of its tensors;
+    # mapped_bytes: bytes mapped from its files; difference: relative difference of the outputs,
+    # null if no outputs were computed
     "reloaded": {
         "folder": str,
         "tensors": int,
@@ -92,8 +92,9 @@ EVENTS: dict[str, dict[str, Any]] = {
         "difference": Number | None,
         "seconds": Number,
     },
-    # model: "" if it was not trained. A prediction also has `predictions`, a folder; generation has
-    # `answers` and `tokens`; an evaluation of answers has `examples`, each with texts by name
+    # model: folder of the trained model, "" if nothing was trained. A prediction adds
+    # `predictions`, a folder; generation adds `answers` and `tokens`; an evaluation of answers adds
+    # `examples`, each of which maps names to texts
     "result": {
         "model": str,
         "metrics": dict,
@@ -117,15 +118,16 @@ EVENTS: dict[str, dict[str, Any]] = {
         "spread": dict,
         "load": Number,
     },
-    # torch.distributed's process group in a user's script
+    # backend of torch.distributed's process group in a user's script
     "backend": {"name": str},
     # output of rank 0 of a user's script to stdout or stderr
     "output": {"rank": int, "stream": str, "text": str},
     # errors that guardians report also have `step` and `cause`, see
     # ftcluster_train.supervisor.rank_life
     "error": {"message": str, "hint": str, "host": str, "rank": int | None},
-    # state: done, failed or stopped. If it is not done, there are also `cause` (stop: the command;
-    # signal; shutdown: of the head; or the first error's cause) and `why`, one line for users
+    # state: done, failed or stopped. Unless it is done, there are also `cause` and `why`, one line
+    # for users. cause: stop (the command `ftcluster stop`), signal, shutdown (of the head), or the
+    # cause of the first error
     "end": {"state": str, "exit_code": int, "seconds": Number},
 }
 # types of the elements of lists and the values of dicts
@@ -144,7 +146,7 @@ MOST_NUMBER = 1 << 63
 
 
 def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
-    """Return True if an event has all fields of its kind, with the right types."""
+    """Return True if an event contains all fields of its kind, with the right types."""
     wanted = EVENTS[kind]
     return (
         wanted.keys() <= fields.keys()
@@ -174,7 +176,7 @@ DATA_SET = {
 
 
 def is_data(fields: Mapping[str, Any]) -> bool:
-    """Return True if fields of an event `data`, or of a host's data report, have the right form."""
+    """Return True if the fields of an event `data` or of a host's data report are valid."""
     try:
         return (
             all(_is(fields[name], type_) for name, type_ in EVENTS["data"].items())

@@ -17,7 +17,7 @@ RUN_FORMAT = 1  # format of launch.json and job.json; run_folder.py on the hosts
 MOST_FORMAT = 1 << 31
 UPGRADE_HOSTS = "upgrade the ftcluster of these hosts: ftcluster setup"
 UPGRADE_HERE = "upgrade this ftcluster"
-STOP_OLD = "end its run with ftcluster stop --force, or install the ftcluster that started it"
+STOP_OLD = "end the run with ftcluster stop --force, or install the version that started it"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def format_of(document: Mapping[str, Any]) -> int:
     """Return the format of a document; 0 if the document names none.
 
     Raises:
-        ValueError: the number is not a whole number from 0.
+        ValueError: the format is not a whole number from 0.
     """
     number = document.get(FORMAT, 0)
     if type(number) is not int or not 0 <= number <= MOST_FORMAT:
@@ -106,7 +106,7 @@ def opened(kind: Kind, document: Any) -> dict[str, Any]:
     """Return the content of a document without the field `format`.
 
     Raises:
-        FormatError: the format is too old or too new. The message has the advice; callers put the
+        FormatError: the format is too old or too new. The message says what to do; callers put the
             file's name before it.
         ValueError: the document is not a mapping, or `format` is not a number.
     """

@@ -20,7 +20,7 @@ GENERATE: Purpose = "generate"
 
 @dataclass(frozen=True)
 class Job:
-    """A training, an evaluation, a prediction or a generation of texts.
+    """The work of a run: training, evaluation, prediction or text generation.
 
     Attributes:
         run_dir: the run's folder on this host.
@@ -29,16 +29,18 @@ class Job:
         ipex: True if the plan has IPEX optimize the model.
         resume: ids of the runs that this run continues, the newest first.
         must_resume: True if the run must not start without a saved state of one of these runs.
-        snapshot_seconds: interval between snapshots of the training's state; 0 for none.
-        log_samples: True if each rank logs the samples of each step.
+        snapshot_seconds: interval in seconds between snapshots of the training state; 0 means no
+            snapshots.
+        log_samples: True if each rank logs the samples that it reads in each step.
         nodes: number of hosts that get ranks; all further hosts are spares.
         shard_optimizer: True if the plan shards the optimizer's state over the ranks.
         shared_folder: True if all hosts share the prefix on a network file system.
         hardware: description of the hosts for the model card.
-        generation: `prompts`, a list of texts; `system`, `max_new_tokens`, `temperature`, `top_p`
-            and `seed`; `more`, True if further prompts arrive during the run. Only for generation.
+        generation: settings of text generation: `prompts`, a list of strings; `system`,
+            `max_new_tokens`, `temperature`, `top_p` and `seed`; `more`, True if further prompts
+            arrive during the run. Empty for other purposes.
         price_per_hour: price of all hosts per hour in `currency`; None if unknown.
-        code: users' files that the hosts execute.
+        code: the user's Python files that the hosts execute.
     """
 
     run: str
@@ -85,7 +87,7 @@ class Job:
 
 
 def read_job(run_dir: Path, load: Callable[[UserCode], None] = lambda _: None) -> Job:
-    """Read `run_dir`/job.json of a training.
+    """Read `run_dir`/job.json of a run that does not execute a user's script.
 
     Args:
         load: function that is called with the users' files before the recipe is read, because a
@@ -123,7 +125,7 @@ def _data_set_of(data: Mapping[str, Any]) -> DataSet:
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a value with tuples in place of JSON's lists."""
+    """Return a dictionary with tuples in place of the lists among its values."""
     return {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
     }
@@ -135,9 +137,10 @@ class ScriptJob:
 
     Attributes:
         prefix: the cluster's folder on the hosts.
-        program: the arguments of Python.
-        start: working directory.
-        local_rank: option that passes the local rank to the script, or "".
+        program: arguments of Python: the script, or -m and a module, and its arguments.
+        start: working directory of the script on the hosts.
+        local_rank: option that passes the local rank to the script, such as --local-rank; "" if
+            there is none.
     """
 
     run: str

@@ -37,8 +37,8 @@ LAYER_VARIABLE = "FTCLUSTER_LAYER"  # folder with a script's additional packages
 TAGS_VARIABLE = "FTCLUSTER_TAGS"  # tags of the run, such as `team=nlp ticket=42`
 STOPPED_BY_VARIABLE = "FTCLUSTER_STOPPED_BY"  # user and machine of `ftcluster stop`
 FAST_VARIABLE = "FTCLUSTER_FAST"  # set if a script is trained with our kernels
-MOST_SECONDS = 7 * 86400.0  # assumed if launch.json is damaged
-GRACE_SECONDS = 30.0  # time for the last checkpoint of a training that is asked to stop
+MOST_SECONDS = 7 * 86400.0  # limit for grace_seconds; launch.json may be damaged
+GRACE_SECONDS = 30.0  # time for the last checkpoint of a training run that must stop
 GLOO, IMPI = "gloo", "impi"  # torch's own backend, and the backend of ftcluster_train.mpi
 CCL = "ccl"  # backend of oneccl_bind_pt
 MPI = "mpi"  # MPI_Allreduce itself, for comparison with backends
@@ -51,7 +51,7 @@ HUB_TOKEN_FILE = "hub_token"  # file in the run's folder while its ranks are run
 SECRET_ENV_FILE = "secret_env"  # file there with secret environment variables, see `pack_env`
 WEBHOOK_FILE = "webhook"  # file on the head during a run, with the address of --webhook
 SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # path of this file, for the ranks
-# in names of variables that hold credentials
+# matches the names of variables that hold credentials
 CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")
 # srun(1): run beside the job's script, with all CPUs of the job
 SRUN_OPTIONS = "--overlap --cpu-bind=none"
@@ -114,7 +114,7 @@ def slurm_variables(job: str, interface: str) -> dict[str, str]:
 
 
 def pack_env(variables: Mapping[str, str]) -> str:
-    """Return variables as one argument without template characters; "" if there are none."""
+    """Return variables as one base64 argument without template characters; "" if there are none."""
     return base64.b64encode(json.dumps(variables).encode()).decode() if variables else ""
 
 
@@ -131,7 +131,7 @@ def unpack_env(text: str) -> dict[str, str]:
     if not isinstance(variables, dict) or not all(
         isinstance(value, str) for value in variables.values()
     ):
-        raise ValueError("no variables")
+        raise ValueError("not a mapping of variables")
     return variables
 
 
@@ -173,7 +173,7 @@ class RankCores:
 
     Attributes:
         cpus: the kernel's list of CPUs, such as 0-31.
-        threads: OpenMP threads.
+        threads: number of OpenMP threads.
         memory: preferred NUMA nodes; () for the kernel's default policy.
     """
 
@@ -202,7 +202,7 @@ class RankHost(Host):
     Attributes:
         ranks: cores and memory of the host's ranks, by local rank.
         preload: libraries for LD_PRELOAD; relative paths are below the stack.
-        env: additional variables of the host's ranks.
+        env: additional environment variables of the host's ranks.
     """
 
     ranks: tuple[RankCores, ...] = ()
@@ -217,10 +217,10 @@ class Launch:
     Attributes:
         program: arguments of the stack's Python that each rank executes after it is bound to its
             cores.
-        env: variables of mpirun and all ranks.
+        env: environment variables of mpirun and all ranks.
         hosts: hosts with ranks, the head first.
         stack: the link to the stack in use, or the stack's folder.
-        script: True if the ranks run a user's script, False for a training.
+        script: True if the ranks run a user's script, False if they run a job of ftcluster.
         restarts: number of restarts of the ranks so far.
         max_restarts: maximum number of restarts after failures that the ranks did not cause.
         idle: prepared hosts without ranks: spares, and hosts that a restart dropped.
@@ -229,15 +229,15 @@ class Launch:
             wait for lost hosts.
         wait: True to wait while other runs use the hosts, False to fail.
         share_hosts: True to start on hosts that other runs use.
-        timeout_seconds: see Timeouts.
-        hang_seconds: maximum time in which no rank makes progress; 0 for no limit, None for
-            timeout_seconds.
+        timeout_seconds: longest silence of a rank or host in seconds, see `Timeouts`.
+        hang_seconds: maximum time in seconds in which no rank makes progress; 0 means no limit,
+            None means timeout_seconds.
         slurm_job: id of the Slurm job whose hosts share the run's folder, or "".
-        grace_seconds: time for the current step and its checkpoint after a request to stop.
+        grace_seconds: seconds for the current step and its checkpoint after a request to stop.
         started_by: user and machine that started the run, such as `ops on bastion`.
-        notify: arguments of the command that the head starts when the run ends or waits; () for
-            none.
-        webhook: True if the head posts to an address then, which is in the file WEBHOOK_FILE.
+        notify: arguments of the command that the head starts when the run ends or waits; () if
+            there is no command.
+        webhook: True if the head then also posts to the address in the file WEBHOOK_FILE.
     """
 
     run_dir: str
@@ -280,7 +280,7 @@ class Launch:
 
     @property
     def timeouts(self) -> Timeouts:
-        """The time-outs of the run."""
+        """The timeouts of the run."""
         return Timeouts(self.timeout_seconds)
 
     @property
@@ -349,13 +349,13 @@ def mpirun_command(launch: Launch) -> MpirunCommand:
 def rank_placement(hosts: Sequence[RankHost], stack: str) -> dict[str, Any]:
     """Return the placement of all ranks, which `ftcluster_train.host.bind` reads on the hosts.
 
-    Identical hosts share an entry, because a variable has a limit (128 KiB, MAX_ARG_STRLEN):
+    Identical hosts share an entry, because Linux limits a variable to 128 KiB (MAX_ARG_STRLEN):
 
         {"kinds": [{"env": {"LD_PRELOAD": "/usr/lib/..."}, "ranks":
             [{"cpus": "0-31", "threads": 31, "memory": [0]}, ...]}, ...],
          "hosts": [[0, 7], [1, 1]]}
 
-    stands for seven hosts of kind 0 and one host of kind 1.
+    describes seven hosts of kind 0, followed by one host of kind 1.
     """
     kinds: list[dict[str, Any]] = []
     numbers = []

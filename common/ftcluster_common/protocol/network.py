@@ -1,7 +1,7 @@
-"""The choice of libfabric's provider for MPI's traffic between hosts. Standard library only.
+"""Chooses libfabric's provider for MPI's traffic between hosts. Standard library only.
 
-Runs and verify use the same functions. The providers belong to the libfabric that comes with Intel
-MPI (impi_rt 2021.18). They load the libraries LIBRARIES from the host.
+Runs and `ftcluster verify` use the same functions. The providers belong to the libfabric that comes
+with Intel MPI (impi_rt 2021.18). They load the libraries in LIBRARIES from the host.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 AUTO = "auto"
 TCP, VERBS, PSM3, PSM2, EFA = "tcp", "verbs;ofi_rxm", "psm3", "psm2", "efa"
-PROVIDER_VARIABLE = "FI_PROVIDER"  # names of libfabric
+PROVIDER_VARIABLE = "FI_PROVIDER"  # read by libfabric
 LIBRARIES = {
     VERBS: ("libibverbs.so.1", "librdmacm.so.1"),
     PSM3: ("libibverbs.so.1", "libnuma.so.1", "libuuid.so.1"),
@@ -51,7 +51,7 @@ class HostNetwork:
 
     Attributes:
         interface: the host's network interface in the cluster, or "".
-        asked: provider requested by ftcluster_network_provider in the inventory.
+        asked: provider that ftcluster_network_provider in the inventory requests.
         libraries: members of LIBRARIES that are installed.
         locks_memory: True if the ranks' account may lock all memory, as RDMA requires.
     """
@@ -76,7 +76,7 @@ class HostNetwork:
 
 
 def choose_provider(hosts: Sequence[HostNetwork]) -> str:
-    """Return the inventory's provider, else an RDMA provider that all hosts can use, else TCP."""
+    """Return the inventory's provider, or else a provider that all hosts can use, or else TCP."""
     asked = hosts[0].asked
     if asked != AUTO:
         return VERBS if asked == "verbs" else asked
@@ -96,7 +96,7 @@ def best_device(host: HostNetwork) -> tuple[RdmaDevice | None, str]:
         if device.driver == EFA or host.interface in device.interfaces
     ]
     if not near:
-        where = f" at {host.interface}" if host.devices else ""
+        where = f" on {host.interface}" if host.devices else ""
         return None, f"no RDMA device{where}"
     return min(
         ((address, _problem(host, address)) for address in near), key=lambda pair: bool(pair[1])
@@ -124,7 +124,7 @@ def _problem(host: HostNetwork, device: RdmaDevice) -> str:
     """Return the reason why a device cannot be used, or ""."""
     provider = provider_of(device)
     if not provider:
-        kind = "iWARP" if device.iwarp else f"driver {device.driver or 'of software'}"
+        kind = "iWARP" if device.iwarp else f"driver {device.driver or 'not reported'}"
         return f"no provider for {device.name} ({kind})"
     if not device.active:
         return f"no port of {device.name} is active"
@@ -132,7 +132,7 @@ def _problem(host: HostNetwork, device: RdmaDevice) -> str:
     if missing:
         return f"{provider} needs {' and '.join(missing)}"
     if not device.opens:
-        return f"not every account may open {device.name}"
+        return f"some accounts may not open {device.name}"
     if not host.locks_memory:
         return "the limit of locked memory (ulimit -l) is not unlimited"
     return ""

@@ -17,7 +17,7 @@ MOST_ROWS_BYTES = 64 << 20  # maximum size in bytes of a page's rows as JSON: ab
 
 
 def is_run_id(text: Any) -> bool:
-    """Return True if a text is a run id: a plain name, because run folders are named after it.
+    """Return True if a value is a run id: a plain name, because run folders are named after it.
 
     >>> is_run_id("quickstart-20260131-101500-7f3a"), is_run_id(".."), is_run_id("/etc")
     (True, False, False)
@@ -51,8 +51,8 @@ class RunState:
         started_by: user and machine that started the run, such as `ops on bastion`; "" if unknown.
         tags: tags such as `team=nlp ticket=42`, or "".
         doing: text that names the hosts that the run waits for, or INTERRUPTED, or "".
-        why: one line about who stopped the run, or how it failed, or "".
-        ends: expected end of the training in seconds since 1970; 0 if it is not known.
+        why: one line that says who stopped the run or how it failed, or "".
+        ends: expected end of the training in seconds since 1970; 0 if unknown.
     """
 
     run: str
@@ -101,13 +101,13 @@ def unpack(text: str) -> Any:
     """Return the rows that `pack` has packed.
 
     Raises:
-        ValueError: the text is not from `pack`, or has more than MOST_ROWS_BYTES.
+        ValueError: the text is not from `pack`, or its rows are larger than MOST_ROWS_BYTES.
     """
     reader = zlib.decompressobj()
     try:
         rows = reader.decompress(base64.b64decode(text, validate=True), MOST_ROWS_BYTES)
         if not reader.eof:
-            raise ValueError("the rows are cut, or too many")
+            raise ValueError("the rows are truncated, or there are too many")
         return json.loads(rows)
     except (zlib.error, RecursionError) as error:
         raise ValueError(str(error)) from None

@@ -1,15 +1,15 @@
 """Parser of squeue's output for one job.
 
 The id of a job array is also the id of its last task, and `squeue --jobs=ID` lists all tasks of the
-array. The task with this id has ID in the column %A. Its column %i has the name that means only
-this task, such as 12_7 (squeue(1), scancel(1)).
+array. The line of the task with this id contains ID in column %A, and in column %i the name that
+means only this task, such as 12_7 (squeue(1), scancel(1)).
 """
 
 import subprocess
 from typing import NamedTuple
 
 SQUEUE = ("squeue", "--noheader", "--format=%A %i %T")
-SQUEUE_SECONDS = 20.0  # squeue retries longer if the controller is down
+SQUEUE_SECONDS = 20.0  # limit; if the controller is down, squeue retries for longer
 RUNNING = "RUNNING"
 UNKNOWN = "unknown"  # squeue failed
 # part of squeue's message, with exit code 1, about a job that ended long ago

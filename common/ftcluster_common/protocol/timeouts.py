@@ -1,4 +1,4 @@
-"""All time-outs of a run, computed from one setting. Standard library only."""
+"""All timeouts of a run, computed from one setting. Standard library only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ def _times(factor: float) -> float:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """The longest waits of a run in seconds; after that, something counts as failed."""
+    """The longest times in seconds that a run waits before something counts as failed."""
 
     silence: float = DEFAULT_SECONDS  # for a sign of life of a rank or host; this is the setting
     stopped = _times(0.25)  # for a stopped rank to get SIGCONT
-    last_words = _times(0.5)  # for errors of other ranks, after one has failed
+    last_words = _times(0.5)  # for errors of other ranks, after one rank has failed
     supervisor = _times(1.5)  # for the supervisor's sign of life, before a guardian ends its rank
     ssh = _times(1.5)  # for a command on another host, before the ranks are started
     ssh_again = _times(0.5)  # for a host that has responded before
@@ -26,10 +26,10 @@ class Timeouts:
     # for mpirun to start a rank, and for a rank that starts up and neither computes nor reads
     start = _times(12)
     host_return = _times(12)  # for a lost host that may be rebooting
-    # for all ranks at torch's rendezvous: longer than `start`, which names who is missing
+    # for all ranks at torch's rendezvous: longer than `start`, whose error names the missing rank
     join = _times(30)
-    # for all ranks in a collective: far longer than `silence`, which names a rank that hangs,
-    # because the others wait in a collective while one rank evaluates or saves
+    # for all ranks in a collective: far longer than `silence`, whose error names a rank that
+    # hangs, because the other ranks wait in a collective while one rank evaluates or saves
     collective = _times(360)
 
 

@@ -1,17 +1,17 @@
-"""Plain texts and hints for error messages of Ansible that give no advice."""
+"""Plain wording and hints for Ansible's error messages, which often give no advice."""
 
 import re
 
-VAULT = "pass the vault's password with -J, which asks for it, or with --vault-password-file FILE"
+VAULT = "pass -J to type the vault password, or --vault-password-file FILE to read it from a file"
 PYTHON = (
-    "the host needs a Python that runs: install its package python3, or name a Python that exists "
-    "there in the inventory: ansible_python_interpreter=PATH"
+    "the host needs a working Python: install the package python3 on the host, or set "
+    "ansible_python_interpreter=PATH in the inventory to a Python that exists there"
 )
 NO_PYTHON = re.compile(
     r"(?:Task failed: )?The module interpreter '([^'\n]+)' was not found\.?(?:\n[^\n]*not found)*"
 )
-NO_ACCOUNT = "the host is not set up, perhaps because it has a new disk: run ftcluster setup"
-HINTS = (  # the first that fits
+NO_ACCOUNT = "the host is not set up; perhaps it was reinstalled: run ftcluster setup"
+HINTS = (  # part of a message, and its hint; the first entry that matches a message is used
     ("no vault secrets", VAULT),
     ("vault password file", VAULT),
     ("sudo: unknown user", NO_ACCOUNT),
@@ -22,7 +22,7 @@ HINTS = (  # the first that fits
 
 
 def plain(message: str) -> str:
-    """Return Ansible's message about a missing Python in plain words; other messages unchanged.
+    """Reword Ansible's message about a missing Python; return any other message unchanged.
 
     >>> plain("The module interpreter '/usr/bin/python3' was not found.")
     'there is no Python at /usr/bin/python3'
@@ -31,7 +31,7 @@ def plain(message: str) -> str:
 
 
 def hint_of(message: str) -> str:
-    """Return the hint for an error message of Ansible, or "" if there is none.
+    """Return the hint for one of Ansible's error messages, or "" if there is no hint.
 
     >>> hint_of("Attempting to decrypt but no vault secrets found.")[:4]
     'pass'

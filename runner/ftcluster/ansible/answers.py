@@ -1,7 +1,7 @@
-"""Checks of the answers: the results that playbooks return from hosts.
+"""Checks the answers (results that playbooks return from hosts) before ftcluster uses them.
 
-A host writes the results of the modules that run on it, so it can claim any fact. It cannot choose
-a task's name or module. Therefore each answer is accepted only from one task and one module.
+A compromised host can put any fact into the results of the modules that run on it. However, it
+cannot choose a task's name or module, so each answer is accepted only from one task and one module.
 `playbooks.py` lists the answers of each playbook.
 """
 
@@ -21,20 +21,26 @@ from ftcluster_common.protocol.run_state import STATES, RunState, is_run_id, run
 SET_FACT = "ansible.builtin.set_fact"
 NODE_PROGRAM = "ftcluster.cluster.node_program"
 STACK_LINK, CLUSTER_RECORD = "ftcluster.cluster.stack_link", "ftcluster.cluster.cluster_record"
-MOST_TEXT = 4096  # most characters of a text
+MOST_TEXT = 4096  # maximum number of characters in a string
 MOST_SHOWN = 60
 MOST_NUMBER = 1 << 53
 LAST_SECOND = 253_000_000_000.0  # in the year 9987; datetime ends in 9999
-# ansible-runner drops a longer result (MAX_EVENT_RES)
+# maximum size of a module's result; ansible-runner drops larger results (MAX_EVENT_RES)
 MOST_BYTES = 700_000
-ANOTHER_VERSION = "run ftcluster setup; if the error persists, somebody has changed the host"
-FEWER_RUNS = "remove runs that you no longer need: their folders in PREFIX/runs on the head"
+ANOTHER_VERSION = (
+    "run ftcluster setup to update the host; if the error persists, somebody has changed the "
+    "software on the host"
+)
+FEWER_RUNS = (
+    "the head has too many runs: delete the folders of runs that you no longer need from "
+    "PREFIX/runs on the head"
+)
 Answered = TypeVar("Answered")
 Answered_co = TypeVar("Answered_co", covariant=True)
 
 
 class WrongAnswer(ValueError):
-    """An answer has a wrong form; the message gives the reason."""
+    """An answer is malformed; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,8 @@ class Answer(Generic[Answered_co]):
         key: name of the fact that the task sets, or key in the result of its module.
         read: function that checks and converts the value; raises WrongAnswer.
         action: fully qualified name of the task's module.
-        most: hint for the error if the answer is too large for Ansible's runner, which then omits
-            it; if the hint is empty, a missing answer is no error.
+        most: hint for the error that is raised if the answer is too large, because Ansible's runner
+            then drops it; "" if a missing answer is not an error.
     """
 
     task: str
@@ -58,10 +64,10 @@ class Answer(Generic[Answered_co]):
 
 
 def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
-    """Return the answer in a tuple if this event of a playbook contains it, or None.
+    """Return the answer in a one-element tuple if this event contains the answer, or else None.
 
     Raises:
-        FtclusterError: the answer has a wrong form or is too large; the message names the host.
+        FtclusterError: the answer is malformed or too large; the message names the host.
     """
     if event.kind not in ("ok", "changed"):
         return None
@@ -73,18 +79,18 @@ def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
         if not answer.most:
             return None
         raise FtclusterError(
-            f"{event.host}: the answer to '{event.task}' is larger than {MOST_BYTES // 1000} kB, "
-            "the most that Ansible's runner transfers",
+            f"{event.host}: the output of task '{event.task}' is larger than "
+            f"{MOST_BYTES // 1000} kB, the limit of Ansible's runner",
             answer.most,
         )
     return (checked(answer, facts[answer.key], event.host),)
 
 
 def checked(answer: Answer[Answered], value: Any, host: str) -> Answered:
-    """Check the value of an answer and return the result.
+    """Check the value of an answer and return the converted value.
 
     Raises:
-        FtclusterError: the value has a wrong form; the message names the host.
+        FtclusterError: the value is malformed; the message names the host.
     """
     try:
         return answer.read(value)
@@ -111,14 +117,17 @@ def run_id(value: Any) -> str:
 
 
 def line(what: str, value: Any) -> str:
-    """Check a text and return it as a single line."""
+    """Check a string and return it as a single line."""
     if not isinstance(value, str) or len(value) > MOST_TEXT:
         _refuse(what, value)
     return value.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def number(what: str, value: Any, most: float = MOST_NUMBER, whole: bool = False) -> float:
-    """Check a number and return it: at least -1, because clocks may differ, and at most `most`."""
+    """Check that a number is between -1 and `most`, and return it.
+
+    Durations may be slightly negative, because the clocks of two hosts may differ.
+    """
     right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not right or not -1 <= value <= most or not math.isfinite(value):
         _refuse(what, value)
@@ -147,7 +156,7 @@ def run_state(value: Any) -> RunState:
     try:
         row = run_state_of(value)
     except (KeyError, TypeError) as error:
-        raise WrongAnswer(f"a run lacks {error}") from None
+        raise WrongAnswer(f"a run has no field {error}") from None
     run = run_id(row.run)
     if row.state not in STATES:
         _refuse(f"the state of {run}", row.state)
@@ -193,7 +202,7 @@ def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
 
 
 def _stopped(value: Any) -> tuple[tuple[RunState, ...], int]:
-    """Return the state of a run from the lines after the first; see `_runs`.
+    """Return the state of a stopped run, which `_runs` reads from the lines after the first line.
 
     Hosts that an earlier version of ftcluster set up return only the first line.
     """
@@ -244,7 +253,7 @@ def _data(value: Any) -> dict[str, Any]:
 
 
 def _caches(value: Any) -> dict[str, tuple[int, int]]:
-    """Return (all bytes, bytes that no run uses) of each cache, by the name of the cache."""
+    """Return (total bytes, bytes that no run uses) for each cache, by the name of the cache."""
     sizes = {}
     for name, pair in _mapping(value).items():
         numbers = _list(f"the bytes of a cache of {line('its name', name)}", pair)
@@ -263,7 +272,7 @@ def _true(value: Any) -> bool:
 
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        _refuse("a mapping", value)
+        _refuse("a value that must be a mapping", value)
     return value
 
 
@@ -276,7 +285,7 @@ def _json(what: str, value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        _refuse("a text", value)
+        _refuse("a value that must be a string", value)
     return value
 
 
@@ -302,7 +311,7 @@ JOBS_FOUND = Answer("Return the jobs of the runs", "jobs_found", _jobs, most=FEW
 CACHES_FOUND = Answer("Return the sizes of the caches", "caches_found", _caches)
 SCRIPT_FOUND = Answer("Report that the script exists", "script_found", _true, most=ANOTHER_VERSION)
 STACK_DESCRIBED = Answer("Describe the stack", "stack_described", _stack, most=ANOTHER_VERSION)
-DATA_READ = Answer("Report the data that a training reads", "data_read", _data)
+DATA_READ = Answer("Report the data that a training run reads", "data_read", _data)
 CLUSTER_CHANGED = Answer(
     "Return the cluster's current stack and record", "cluster_changed", _mapping
 )
@@ -344,12 +353,14 @@ def json_object(host: str, name: str, text: bytes) -> dict[str, Any]:
     """Parse a file of a run that must contain a JSON object.
 
     Raises:
-        FtclusterError: the file contains something else.
+        FtclusterError: the file does not contain a JSON object.
     """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise FtclusterError(f"{host}: {name} of the run is not JSON: {text[:MOST_SHOWN]!a}")
+        raise FtclusterError(
+            f"{host}: {name} of the run is not a JSON object: {text[:MOST_SHOWN]!a}"
+        )
     return document

@@ -1,4 +1,4 @@
-"""Errors for playbooks that failed without a failed task, from Ansible's own output."""
+"""Creates errors from Ansible's output for playbooks that failed although no task failed."""
 
 import re
 

@@ -27,20 +27,20 @@ TIME_LIMIT_SECONDS = 120
 PASSWORDS = ("--become-password-file", "--connection-password-file")
 ACCEPT = "--accept-new-host-keys"
 WAYS = (
-    "nothing was changed; compare the fingerprints with what `ssh-keygen -lf` prints for "
-    "/etc/ssh/ssh_host_*_key.pub on each host; then connect to it once with ssh, or add its key "
-    f"with ssh-keyscan, or run setup or check with {ACCEPT}"
+    "nothing was changed; compare the fingerprints with the output of `ssh-keygen -lf` for "
+    "/etc/ssh/ssh_host_*_key.pub on each host; then connect to each host once with ssh, or add the "
+    f"keys with ssh-keyscan, or run setup or check with {ACCEPT}"
 )
 
 
 @dataclass(frozen=True)
 class Met:
-    """A host whose key is in no known_hosts file of ssh.
+    """A host whose key is in none of ssh's known_hosts files.
 
     Attributes:
         host: name in the inventory.
         address: address that ssh connects to.
-        lines: lines that ssh would store.
+        lines: known_hosts lines that ssh would store.
         fingerprint: type and SHA-256 of the key, as `ssh-keygen -l` prints them.
         file: file that ssh would store the key in.
     """
@@ -119,8 +119,8 @@ def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]
             elif problem.startswith(UNKNOWN):
                 why = asked.get(host, "").strip().split("\n")[-1]
                 keys.refused[host] = (
-                    f"{UNKNOWN}, and ssh cannot fetch it: {why}; if a jump host leads to it, "
-                    "connect to the jump host once with ssh"
+                    f"{UNKNOWN}, and ssh cannot fetch the key: {why}; if ssh reaches this host "
+                    "through a jump host, connect to the jump host once with ssh"
                 )
     return keys
 
@@ -160,7 +160,7 @@ def _met(host: str, way: Mapping[str, Any], file: Path) -> Met:
     shown = subprocess.run(
         ["ssh-keygen", "-lf", str(file)], capture_output=True, text=True, check=True
     ).stdout.split()
-    # bits, fingerprint, name or comment of several words, (type)
+    # fields of the output: bits, fingerprint, name or comment (one or more words), (type)
     return Met(host, _address(way), file.read_text(), f"{shown[-1].strip('()')} {shown[1]}",
                _known_hosts(way))  # fmt: skip
 
@@ -173,7 +173,7 @@ def _known_hosts(way: Mapping[str, Any]) -> Path:
     """Return the file in which ssh would store the key of a host.
 
     Args:
-        way: ssh's connection to the host, as the playbook's task reports it.
+        way: parameters of the ssh connection to the host, as the playbook's task reports them.
 
     Raises:
         FtclusterError: ssh does not accept the options, or stores no keys.
@@ -185,10 +185,10 @@ def _known_hosts(way: Mapping[str, Any]) -> Path:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     match = re.search(r"^userknownhostsfile (\S+)", done.stdout, re.MULTILINE)
     if done.returncode or not match or match[1] in ("none", os.devnull):
-        why = done.stderr.strip() or "its configuration keeps no known_hosts"
+        why = done.stderr.strip() or "its configuration names no known_hosts file"
         raise FtclusterError(
-            f"{way['host']}: ssh cannot store its key: {why}",
-            "name a file with UserKnownHostsFile in ssh's configuration",
+            f"{way['host']}: ssh cannot store the key of this host: {why}",
+            "set UserKnownHostsFile to a file in ssh's configuration",
         )
     return Path(match[1]).expanduser()
 

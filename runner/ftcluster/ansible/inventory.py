@@ -1,4 +1,4 @@
-"""Inventories, read with ansible-inventory; errors name file and line."""
+"""Reads inventories with ansible-inventory; errors name the file and the line."""
 
 import ipaddress
 import json
@@ -35,7 +35,7 @@ NO_GROUPS = {"_meta", "all", "ungrouped"}
 LOCALHOST = "localhost"
 BUNDLED_LOCALHOST = bundled("inventory") / f"{LOCALHOST}.ini"
 HOSTS_VARIABLE = "ftcluster_hosts"
-NO_LIST = "a list of hosts cannot be set up; write them into a file, one per line"
+NO_LIST = "name a file, not a list of hosts: write the hosts into a file, one per line"
 MOST_SHOWN = 60  # maximum length of invalid output in a message
 TIME_LIMIT_SECONDS = 300  # the inventory of a large cloud takes a minute
 NAME = re.compile(r"\w[\w.-]*")  # valid names of hosts
@@ -57,7 +57,7 @@ class Inventory:
         hosts: names of the hosts that `--limit` selects, the head first.
         cluster: names of all hosts of the cluster, the head first.
         pattern: Ansible's pattern of the cluster's hosts, or "" for all hosts.
-        groups: hosts by group if it is unclear which hosts are the cluster; otherwise empty.
+        groups: hosts by group if it is unclear which hosts belong to the cluster; otherwise empty.
         unchecked: variables that disable host key checking, each with its hosts.
     """
 
@@ -129,7 +129,7 @@ def read_inventory(
     if not cluster:
         groups = sorted(set(listing) - NO_GROUPS) or ["none"]
         raise InventoryError(
-            f"{HOSTS_VARIABLE}={pattern} names no host of inventory {where}",
+            f"{HOSTS_VARIABLE}={pattern} matches no host in inventory {where}",
             f"the inventory's groups are {', '.join(groups)}",
         )
     _refuse_patterns(where, cluster)
@@ -141,7 +141,7 @@ def read_inventory(
         if not hosts:
             raise InventoryError(
                 f"--limit {limits[-1]} selects no host of the cluster",
-                f"the cluster has {', '.join(cluster)}",
+                f"the hosts of the cluster are {', '.join(cluster)}",
             )
     unchecked = _unchecked(listing["_meta"]["hostvars"], hosts)
     absolute = tuple(path.absolute() for path in paths)
@@ -187,8 +187,8 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, A
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise InventoryError(
-                f"inventory {named(paths)}: ansible-inventory did not finish reading it within "
-                f"{error.timeout:g} s; a script or service that it uses does not respond",
+                f"inventory {named(paths)}: ansible-inventory did not finish within "
+                f"{error.timeout:g} s; a script or service that the inventory uses may be hanging",
                 seen_by(paths),
             ) from None
     if process.returncode != 0:
@@ -197,9 +197,10 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, A
         listing: dict[str, Any] = parse_json(stdout)
     except ValueError as error:
         raise InventoryError(
-            f"inventory {named(paths)}: ansible-inventory printed no JSON, but "
+            f"inventory {named(paths)}: ansible-inventory must print JSON, but printed "
             f"{printable(stdout[:MOST_SHOWN])!a}",
-            f"a plugin or script printed other text, or exited; {seen_by(paths)}",
+            "a plugin or script of the inventory printed something to stdout, or exited; "
+            f"{seen_by(paths)}",
         ) from error
     return listing, warnings(stderr)
 
@@ -216,14 +217,14 @@ def _pattern(listing: dict[str, Any], where: str) -> str:
     pattern = json.loads(min(patterns))
     if len(patterns) > 1:
         raise InventoryError(
-            f"inventory {where} has several values of {HOSTS_VARIABLE}: "
+            f"inventory {where} sets {HOSTS_VARIABLE} to several values: "
             f"{', '.join(sorted(patterns))}",
-            "set it once, for all hosts; for several clusters, pass it on the command line: "
-            f"-e {HOSTS_VARIABLE}=PATTERN",
+            "set the variable only once, for all hosts; if the inventory contains several "
+            f"clusters, set it on the command line: -e {HOSTS_VARIABLE}=PATTERN",
         )
     if not isinstance(pattern, str) or not pattern or "{{" in pattern or "{%" in pattern:
         raise InventoryError(
-            f"{HOSTS_VARIABLE} is {patterns.pop()}, not a pattern of hosts",
+            f"{HOSTS_VARIABLE} must be a pattern of hosts, got {patterns.pop()}",
             "write the name of a group, or a pattern like 'xeons:!xeon3'",
         )
     return pattern
@@ -234,8 +235,8 @@ def _refuse_patterns(where: str, hosts: Sequence[str]) -> None:
     odd = [name for name in hosts if not (NAME.fullmatch(name) or is_address(name))]
     if odd:
         raise InventoryError(
-            f"inventory {where}: {', '.join(map(ascii, odd))}: names of hosts consist of letters, "
-            "digits, dots, dashes and underscores",
+            f"inventory {where}: {', '.join(map(ascii, odd))}: names of hosts may contain only "
+            "letters, digits, dots, dashes and underscores",
             "rename the host, and set its address with ansible_host=ADDRESS",
         )
 
@@ -252,7 +253,7 @@ def pattern_of(names: Sequence[str]) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Return True if a text is an IPv4 or IPv6 address."""
+    """Return True if a string is an IPv4 or IPv6 address."""
     try:
         return bool(ipaddress.ip_address(text))
     except ValueError:
@@ -274,10 +275,11 @@ def _members(listing: dict[str, Any], group: str) -> list[str]:
 
 
 def _unclear(listing: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the hosts of each group, or {} if it is clear that all hosts are the cluster.
+    """Return the hosts of each group, or {} if it is clear that all hosts belong to the cluster.
 
-    That is clear if every group except the head's has all hosts. With other groups, ftcluster
-    cannot know: groups may be racks of one cluster, or a company's databases and web servers.
+    It is clear if every group, except the group of the head, contains all hosts. Otherwise
+    ftcluster cannot tell what the groups are: racks of one cluster, or a company's databases and
+    web servers.
     """
     names = (set(listing) | {"ungrouped"}) - {"_meta", "all", HEAD_GROUP}
     groups = {name: tuple(dict.fromkeys(_members(listing, name))) for name in sorted(names)}

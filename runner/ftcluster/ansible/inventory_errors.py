@@ -1,4 +1,4 @@
-"""The reasons why ansible-inventory cannot read an inventory, from its stderr.
+"""Finds out from ansible-inventory's stderr why it cannot read an inventory.
 
 Ansible tries all of its plugins on a file and prints why each plugin failed. The INI parser always
 comes last, so the last reason is often irrelevant. The relevant reason comes from the plugin that
@@ -27,7 +27,7 @@ NOT_LOADED = re.compile(r"Error loading plugin '[\w.]+': (.*)")
 OF_FILES = ("host_list", "advanced_host_list", "script", "yaml", "ini", "toml")
 YAML = (".yml", ".yaml", ".json")
 PLUGIN = re.compile(r"^[\"']?plugin[\"']?\s*:\s*[\"']?([\w.]+)", re.MULTILINE)
-NO_PLAYBOOK = "its top is a list, as in a playbook; name the file or folder with the hosts"
+NO_PLAYBOOK = "it contains a list, as a playbook does; name the file or folder that lists the hosts"
 EXAMPLE = "write one host per line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
 # a check of the mode is not enough: some file systems make every file executable
 PROGRAMS = (b"#!", b"\x7fE")
@@ -40,8 +40,8 @@ def refuse_files(paths: Sequence[Path]) -> None:
     for path in paths:
         if path.is_fifo():
             raise InventoryError(
-                f"inventory {path} is a pipe, which cannot be read several times",
-                "write its content into a file",
+                f"inventory {path} is a pipe, but Ansible must read an inventory several times",
+                "write the inventory into a file",
             )
         readable = path.is_file() and os.access(path, os.R_OK)
         start = path.read_bytes()[:3] if readable else b""
@@ -60,7 +60,7 @@ def refuse_options(options: Iterable[tuple[str, str]]) -> None:
     """
     for name, value in options:
         if name == "--forks" and not (value.isdecimal() and int(value)):
-            raise UsageError(f"--forks: {value!r} is not a whole number of at least 1")
+            raise UsageError(f"--forks must be a whole number of at least 1, got {value!r}")
         if name not in ("--limit", "--extra-vars"):
             continue
         if value.startswith("@") and not Path(value[1:]).expanduser().exists():
@@ -77,7 +77,7 @@ def refuse_options(options: Iterable[tuple[str, str]]) -> None:
 
 
 def unreadable(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
-    """Return the error with the reason, its file and, if it is known, the line.
+    """Return an error that gives the reason, the file and, if it is known, the line.
 
     Args:
         paths: paths of the inventories, files or folders.
@@ -110,7 +110,7 @@ def _reason(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
     if path.suffix in YAML and "yaml" in by_plugin:
         if "it should be a dictionary" in by_plugin["yaml"]:
             return InventoryError(
-                f"{path} is not an inventory: it must have groups by name at its top", NO_PLAYBOOK
+                f"{path} is not an inventory: its top level must map names to groups", NO_PLAYBOOK
             )
         return _with_line(path, by_plugin["yaml"], lines)
     return _of_ini(path, by_plugin.get("ini") or "Ansible recognizes no inventory in it")
@@ -122,7 +122,7 @@ def seen_by(paths: Sequence[Path]) -> str:
 
 
 def without_hosts(paths: Sequence[Path], warned: str) -> InventoryError:
-    """Return the error for inventories that are readable but have no host.
+    """Return the error for inventories that are readable but contain no host.
 
     Args:
         warned: warnings of ansible-inventory.
@@ -134,13 +134,15 @@ def without_hosts(paths: Sequence[Path], warned: str) -> InventoryError:
     scripts = [file for file in files if _is_program(file)]
     hint = EXAMPLE
     if plugins and all(plugin.rpartition(".")[2] == "constructed" for plugin in plugins):
-        hint = f"{plugins[0]} groups hosts of other inventories: name those first, each with -i"
+        hint = (
+            f"{plugins[0]} only groups hosts of other inventories; put them before it, each with -i"
+        )
     elif plugins:
         hint = f"{' and '.join(plugins)} returned no hosts: check filters, regions and account"
-        hint += f"; Ansible says: {warned}" if warned else ""
+        hint += f"; Ansible reports: {warned}" if warned else ""
     elif scripts:
         hint = f"check the script's output: {scripts[0]} --list"
-    return InventoryError(f"inventory {named(paths)} has no host", hint)
+    return InventoryError(f"inventory {named(paths)} contains no host", hint)
 
 
 def plugin_of(path: Path) -> str:
@@ -152,7 +154,7 @@ def plugin_of(path: Path) -> str:
 
 
 def named(paths: Sequence[Path]) -> str:
-    """Join the paths of inventories to a text for messages."""
+    """Join the paths of inventories into a string for messages."""
     return ", ".join(map(str, paths))
 
 
@@ -171,7 +173,7 @@ def _of_plugin(
     loading = next((match[1] for line in lines if (match := NOT_LOADED.search(line))), "")
     hint = seen_by([path])
     if not problem:
-        problem = f"no plugin accepts it; enable_plugins of ansible.cfg does not contain {plugin}"
+        problem = f"no plugin accepts it, because enable_plugins in ansible.cfg lacks {plugin}"
     elif "specifies unknown plugin" in problem:
         problem = f"the plugin {plugin} is not installed here" + (f": {loading}" if loading else "")
         collection = ".".join(plugin.split(".")[:2])
@@ -179,7 +181,7 @@ def _of_plugin(
             hint = f"install it: ansible-galaxy collection install {collection}"
     elif "could not be verified by" in problem:
         problem = f"the plugin {plugin} does not accept a file with this name"
-        hint = f"accepted names: ansible-doc -t inventory {plugin}"
+        hint = f"to see which names it accepts: ansible-doc -t inventory {plugin}"
     return InventoryError(f"{path}: {problem}", hint)
 
 

@@ -45,7 +45,7 @@ class Pipes:
         return self._start(path, run, os.O_WRONLY)
 
     def close(self) -> None:
-        """End the pipes that no program opened, and wait for the other pipes."""
+        """Open and close each unused pipe so that its thread ends, and wait for all threads."""
         for thread, path, other_end in self._open:
             while thread.is_alive():
                 with contextlib.suppress(OSError):  # ENXIO: no program has opened the other end yet

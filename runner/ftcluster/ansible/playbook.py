@@ -47,7 +47,7 @@ POLL_SECONDS = 0.1
 # in the kernel would also apply to the programs that Ansible starts on this machine.
 MOST_MEMORY_BYTES = 4 << 30
 LOOK_SECONDS = 1.0
-MOST_SHOWN, MOST_LINES = 4000, 200  # maximum characters per line of a failure, and lines
+MOST_SHOWN, MOST_LINES = 4000, 200  # maximum characters per line, and maximum lines, of a failure
 REFUSE = "ansible.builtin.fail"
 
 
@@ -58,8 +58,8 @@ class TaskEvent:
     Attributes:
         stage: the play's name in lower case: preflight, system, ...; empty for `progress`.
         host: host of the event; empty for the start of a play or a task.
-        message: message of a failed task or a debug task; the text of a diff; for `progress` the
-            activity of a task that takes long.
+        message: message of a failed task or a debug task; text of a diff; for `progress`, the
+            current activity of a long task.
         action: fully qualified name of the module.
         result: result of the module; empty except for `ok` and `changed`.
     """
@@ -92,7 +92,7 @@ class TaskEvent:
 
 @dataclass(frozen=True)
 class PlaybookOutcome:
-    """The end of a playbook.
+    """The result of running a playbook.
 
     Attributes:
         state: done, failed, stopped (cancelled by the user) or timeout.
@@ -140,7 +140,7 @@ def run_playbook(
         settings: environment variables that change Ansible's settings.
 
     Raises:
-        FtclusterError: a variable contains a text that is not valid Unicode.
+        FtclusterError: a variable contains a string that is not valid Unicode.
     """
     text = never_a_template(extra_vars)
     with private_folder() as scratch, contextlib.closing(Pipes()) as pipes:
@@ -179,7 +179,7 @@ class _Playing:
         on_tick: Callable[[], None],
     ) -> PlaybookOutcome:
         """Start ansible-playbook and pass its events to `on_event` until it ends."""
-        import ansible_runner  # slow: a quarter of the time of other commands
+        import ansible_runner  # here, because the import would slow down all other commands
 
         # without pipelining, Ansible writes a task's arguments, such as a token, to this folder
         environment = ansible_environment({**settings, "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"})
@@ -243,7 +243,7 @@ class _Playing:
             self._failed_hosts = (*counts.get("failures", ()), *counts.get("dark", ()))
         elif raw.get("event") in ("verbose", "error") and raw.get("stdout"):
             self._messages.append(printable(raw["stdout"]))
-        return False  # ansible-runner then does not keep the event
+        return False  # tells ansible-runner to discard the event
 
     def _cancel(self) -> bool:
         if self.state == "playing" and (reason := self._reason_to_end()):
@@ -266,9 +266,9 @@ class _Playing:
             return False
         self._messages.append(
             f"Ansible was ended, because it needed more than {MOST_MEMORY_BYTES / 1e9:.1f} GB of "
-            "memory here: a host's answer is endless or far too large. Hosts without a response "
-            f"so far: {', '.join(self._waiting_for) or 'none'}; check the software on these hosts, "
-            "or exclude them"
+            "memory on this machine: a host's response is endless or far too large. Hosts that "
+            f"have not responded yet: {', '.join(self._waiting_for) or 'none'}; check the software "
+            "on these hosts, or exclude the hosts"
         )
         return True
 
@@ -300,13 +300,13 @@ def _through_pipes(options: Sequence[str], folder: Path, pipes: Pipes) -> list[s
 
 
 def never_a_template(variables: Mapping[str, Any]) -> str:
-    """Return the text of a file for ansible-playbook's -e in which nothing is a template.
+    """Return the content of a file for ansible-playbook's -e that is never read as a template.
 
-    The tag !unsafe is before the whole document. Before a single text, the tag would make Ansible
-    read "5" as a number.
+    The tag !unsafe precedes the whole document. If it preceded a single string, Ansible would read
+    "5" as a number.
 
     Raises:
-        FtclusterError: a text is not valid Unicode, so Ansible could not read it.
+        FtclusterError: a string is not valid Unicode, so Ansible could not read it.
 
     >>> never_a_template({"a": ["{{ b }}"]})
     "--- !unsafe\\na:\\n- '{{ b }}'\\n"
@@ -315,7 +315,7 @@ def never_a_template(variables: Mapping[str, Any]) -> str:
         json.dumps(variables, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         wrong = error.object[max(0, error.start - 20) : error.end + 20]
-        raise FtclusterError(f"not valid Unicode, which Ansible needs: {wrong!a}") from None
+        raise FtclusterError(f"Ansible accepts only valid Unicode, got {wrong!a}") from None
     return "--- !unsafe\n" + yaml.safe_dump(dict(variables), width=float("inf"), sort_keys=False)
 
 
@@ -328,7 +328,7 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
     try:
         data = printable(raw.get("event_data", {}))
     except RecursionError:
-        res = {"msg": "the host's answer is nested too deeply"}
+        res = {"msg": "the host's response is nested too deeply"}
         data = printable({**raw["event_data"], "res": res, "ignore_errors": False})
         name = "runner_on_failed"
     result = data.get("res") or {}

@@ -1,6 +1,6 @@
 """The contract with the collection's playbooks: their variables and their answers.
 
-Each field of a class has the name of a variable that the playbook reads.
+Each field of a class is named after a variable that the playbook reads.
 `tests/unit/ansible/test_playbooks.py` compares variables and answers with the YAML files.
 """
 
@@ -19,7 +19,7 @@ CHECK_KEY, ASK_KEY = "Check the key", "Ask for the key"  # tasks whose failure i
 
 @dataclass(frozen=True)
 class Variables:
-    """The variables of a playbook; None leaves a variable to the inventory or its default."""
+    """The variables of a playbook; None means that the inventory or the default sets a variable."""
 
     def variables(self) -> dict[str, Any]:
         """Return all variables by name, including the variables of nested parts."""
@@ -217,9 +217,9 @@ class Runs(Playbook):
     """The playbook that lists a page of the runs on each host.
 
     Attributes:
-        runs_beginnings: only runs whose ids begin with one of these; empty for all runs.
+        runs_beginnings: beginnings of the ids of the runs to list; empty for all runs.
         runs_skip: number of runs on earlier pages.
-        runs_most: maximum number of runs on a page; 0 for as many as an answer can hold.
+        runs_most: maximum number of runs on a page; 0 for as many as fit into an answer.
     """
 
     at: RunFolder
@@ -314,9 +314,9 @@ class Ask(Playbook):
     """The playbook that asks the hosts for facts that `ftcluster run` needs before a launch.
 
     Attributes:
-        run_script: dictionary whose field `look` has the path of a script, or -m and a module's
+        run_script: dictionary whose field `look` is the path of a script, or -m and a module's
             name.
-        ask_stack: True if each host describes its stack.
+        ask_stack: True to make each host describe its stack.
     """
 
     at: RunFolder
@@ -329,11 +329,11 @@ class Ask(Playbook):
 
 @dataclass(frozen=True)
 class Data(Playbook):
-    """The playbook that reports the data and target tokens that a training would use.
+    """The playbook that reports the data and target tokens that a training run would use.
 
     Attributes:
         train_folders, train_hub_token: see `Train`.
-        data_job: content of the training's job.json.
+        data_job: content of the training run's job.json.
     """
 
     at: RunFolder
@@ -396,8 +396,8 @@ class Launched(Variables):
         train_version: version of ftcluster on the control node.
         train_format: format of launch.json and job.json.
         train_later_fields: fields of launch.json and job.json that format 0 does not have.
-        train_known: stack and SHA-256 of the cluster's record that the plan is based on, to compare
-            with the head; empty to skip the comparison.
+        train_known: stack, and SHA-256 of the cluster's record, on which the plan is based. They
+            are compared with the head's current values; empty to skip the comparison.
         train_secret_env: environment variables of the ranks, see `pack_env`; empty for none.
         train_webhook: address that the head notifies; empty for none.
     """
@@ -416,7 +416,7 @@ class Launched(Variables):
 
 @dataclass(frozen=True)
 class Train(Playbook):
-    """The playbook that launches a training and follows it.
+    """The playbook that launches a training run and follows it.
 
     Attributes:
         train_folders: folders to copy, each with `source` on the control node and `path` on hosts.

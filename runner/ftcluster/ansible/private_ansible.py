@@ -49,7 +49,7 @@ def config_file() -> str:
     paths = [Path("~/.ansible.cfg").expanduser(), Path("/etc/ansible/ansible.cfg")]
     with contextlib.suppress(OSError):
         here = Path.cwd()
-        # in a world-writable folder, another user could have written the file
+        # ignored in a world-writable folder, because another user could have written the file
         if not here.stat().st_mode & stat.S_IWOTH:
             paths.insert(0, here / "ansible.cfg")
             if "ANSIBLE_CONFIG" not in os.environ:
@@ -71,8 +71,8 @@ def _refuse_another_users(file: Path) -> None:
         owner = path.stat().st_uid
         if not trusted(owner):
             raise UsageError(
-                f"{path} belongs to {user_name(owner)}, and {file} may name programs that Ansible "
-                "runs as you",
+                f"{path} belongs to {user_name(owner)}, who could make Ansible run any program "
+                f"with your rights by naming it in {file}",
                 f"start ftcluster in another folder; if you trust the file: export "
                 f"ANSIBLE_CONFIG={shlex.quote(str(file))}",
             )

@@ -1,4 +1,4 @@
-"""The end of the processes that Ansible started."""
+"""Ends the processes that Ansible started, and measures their memory."""
 
 import contextlib
 import ctypes
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+GRACE_SECONDS = 5.0  # time between SIGTERM and SIGKILL
 POLL_SECONDS = 0.1
 PR_SET_CHILD_SUBREAPER = 36  # Linux, include/uapi/linux/prctl.h
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftcluster.paths import memory_dir
 
-MOST_BYTES = 1 << 16  # maximum length of an answer
+MOST_BYTES = 1 << 16  # maximum length of a typed password
 # process id, start time and PID namespace of the process, because containers may share /dev/shm
 NAME = re.compile(r"ftcluster-(?P<pid>\d+)-(?P<start>\d+)-(?P<space>\d+)-\w+")
 
@@ -41,7 +41,10 @@ def remove_left_over() -> None:
 
 
 def _start_of(pid: int) -> int:
-    """Return the start time of a process in ticks since boot; 0 if the process no longer exists."""
+    """Return the start time of a process in ticks since boot; 0 if the process no longer exists.
+
+    The id alone does not identify a process, because the kernel reuses ids.
+    """
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -54,7 +57,7 @@ def _space() -> int:
 
 
 def answer_in_memory(word: str) -> bytes | None:
-    """Return the user's answer if an argument is the path of this process's descriptor, or None.
+    """Return the typed password if an argument is the path of this process's descriptor, or None.
 
     Ansible cannot open such a path itself: it resolves links in the paths of password files, and
     a descriptor's path is a link.

@@ -63,7 +63,7 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
         "ANSIBLE_FORKS": str(FORKS),
         "ANSIBLE_TIMEOUT": str(TIMEOUT_SECONDS),
         "ANSIBLE_SSH_ARGS": SSH_ARGS,
-        # always set, because ansible-runner disables the check if the environment lacks it
+        # always set, because ansible-runner disables the check if this variable is missing
         CHECKING[0]: _checking_in_file()[0] or "true",
         **(changes or {}),
     }
@@ -79,7 +79,7 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def _lacks_sockets() -> bool:
-    """Return True if Ansible's default folder has too long a path, and the user set no other."""
+    """Return True if the user set no socket folder and the path of Ansible's folder is too long."""
     _, parser = _own_file()
     names = ("control_path", "control_path_dir")
     if any(parser.has_option("ssh_connection", name) for name in names):
@@ -107,8 +107,9 @@ def socket_folder() -> Path:
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
         raise FtclusterError(
-            f"{folder}: other users may open this folder, which is for the sockets of ssh",
-            f"remove it, or name a folder with a short path: export {SOCKET_VARIABLE}=DIR",
+            f"{folder}: other users can open this folder, but the sockets of ssh must be private",
+            "remove the folder, or name another folder with a short path: export "
+            f"{SOCKET_VARIABLE}=DIR",
         )
     return folder
 
@@ -119,7 +120,7 @@ def for_hosts(count: int) -> dict[str, str]:
 
 
 def users_ssh_args() -> str:
-    """Return the options that Ansible passes to ssh: the user's, or else ours."""
+    """Return the options that Ansible passes to ssh: the user's options, or else ftcluster's."""
     _, parser = _own_file()
     of_file = parser.get(*IN_FILE["ANSIBLE_SSH_ARGS"], fallback=SSH_ARGS)
     return os.environ.get("ANSIBLE_SSH_ARGS", of_file)
@@ -142,7 +143,7 @@ def _checking_in_file() -> tuple[str, str]:
 
 
 def inventories_of_ansible() -> tuple[list[str], str]:
-    """Return the paths of Ansible's default inventories and the name of their setting.
+    """Return the paths of Ansible's default inventories, and the variable or file that sets them.
 
     Return ([], "") if neither the environment nor ansible.cfg names an inventory.
     """

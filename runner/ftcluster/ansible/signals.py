@@ -1,4 +1,4 @@
-"""Signals: Ctrl-C and requests to end, as a counter that can be polled or as an exception."""
+"""Counts Ctrl-C and termination signals, so that a loop can poll the count."""
 
 import contextlib
 import signal

@@ -24,7 +24,7 @@ WITH_PASSWORD = "not possible because Host Key checking is enabled"
 
 
 def of_connection(message: str) -> str:
-    """Return the reason why ssh did not connect as one line; "" for another failure.
+    """Return the reason why ssh did not connect, as one line; "" for any other failure.
 
     >>> of_connection("Task failed: Failed to connect to the host via ssh: ssh: No route to host")
     'ssh does not connect: ssh: No route to host'
@@ -35,7 +35,7 @@ def of_connection(message: str) -> str:
 
 
 def of_silence(message: str) -> str:
-    """Return the reason why a host with an open connection did not respond as one line, or "".
+    """Return the reason why a host with an open connection did not respond, as one line, or "".
 
     >>> of_silence("Timeout (32s) waiting for privilege escalation prompt: ")[:30]
     'no response within 32 s over a'
@@ -49,18 +49,19 @@ def of_silence(message: str) -> str:
 
 
 def of_host_key(message: str) -> str:
-    """Return the reason why a key was refused as one line; "" for another failure.
+    """Return the reason why a key was refused, as one line; "" for any other failure.
 
     >>> of_host_key("Failed to connect to the host via ssh: Host key verification failed.")
     'its host key is not known here'
     """
     if "HOST IDENTIFICATION HAS CHANGED" in message:
         sent, offending = SENT.search(message), OFFENDING.search(message)
-        shows = f", it shows {sent[1]} {sent[2]}" if sent else ""
+        shows = f", the host sent {sent[1]} {sent[2]}" if sent else ""
         where = offending[1] if offending else "known_hosts"
         return (
-            f"{CHANGED}{shows}: somebody may intercept the connection, or it was reinstalled; see "
-            f"{where}, and remove that line only if you know why the key differs"
+            f"{CHANGED}{shows}: the host was reinstalled, or somebody may intercept the "
+            f"connection; the known key is in {where}; remove it only if you know why the key "
+            "differs"
         )
     if "REVOKED HOST KEY" in message:
         return f"{CHANGED}: it is revoked"
@@ -70,7 +71,7 @@ def of_host_key(message: str) -> str:
 
 
 def of_sshd(message: str) -> str:
-    """Return the reason why a connection ended before the login as one line, or "".
+    """Return the reason why a connection ended before the login, as one line, or "".
 
     With a jump host, ssh prints the problem of the first or second hop before the message about the
     end. The problem may be missing: with ControlPersist, ssh drops the output of a ProxyCommand.
@@ -82,19 +83,19 @@ def of_sshd(message: str) -> str:
     before = message[: closed.start()].rpartition(VIA)[2].splitlines() if closed else []
     for line in reversed(before):
         if ON_THE_WAY.fullmatch(line):
-            fails = "does not reach it" if line.startswith("channel") else "is not reached"
-            return f"the jump host or proxy on the way to it {fails}: {line}"
+            fails = "cannot reach it" if line.startswith("channel") else "cannot be reached"
+            return f"the jump host or proxy in front of this host {fails}: {line}"
     if closed and BEHIND in message:
         return (
-            "the jump host or proxy on the way to it closed the connection before the login: it is "
-            "off, does not let this user in, does not reach the host, or has too many connections "
-            "at once (raise MaxStartups in its sshd_config, or pass --forks 5); run ssh by hand to "
-            f"see which ({closed[0]})"
+            "the jump host or proxy in front of this host closed the connection before the login: "
+            "it is off, refuses this user, cannot reach the host, or has too many connections at "
+            "once (raise MaxStartups in its sshd_config, or pass --forks 5); run ssh by hand to "
+            f"find out which ({closed[0]})"
         )
     return (
-        "sshd, of this host or of a jump host before it, closed the connection before the login: "
-        "it may have too many at once (raise MaxStartups in the jump host's sshd_config, or pass "
-        f"--forks 5), or refuse this machine's address ({closed[0]})"
+        "sshd on this host, or on a jump host in front of it, closed the connection before the "
+        "login: it may have too many connections at once (raise MaxStartups in the jump host's "
+        f"sshd_config, or pass --forks 5), or refuse this machine's address ({closed[0]})"
         if closed
         else ""
     )

@@ -25,7 +25,7 @@ MODULE = "ftcluster_train.health.bench_all_reduce"
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # the same as in nccl-tests
 COPIES = 3  # maximum buffers per rank: the tensor, a copy by gloo or MPI, and data in flight
 LEAST_MS, MOST_MS = 1e-3, 1e9
-RUNTIME = 300 * 10**6  # bytes of a rank without buffers: Python with torch
+RUNTIME = 300 * 10**6  # memory of a rank without buffers in bytes: Python with torch imported
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def read_size(text: str) -> int:
     (4096, 26214400, 512)
 
     Raises:
-        UsageError: the text is not a size, or the size is not divisible by the 4 bytes of fp32.
+        UsageError: the string is not a size, or the size is not divisible by the 4 bytes of fp32.
     """
     match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text, re.IGNORECASE)
     size = int(match[1]) * UNITS[match[2].upper()] if match else 0
@@ -129,8 +129,8 @@ def without_room(
             if need > USABLE * facts.memory_bytes:
                 have = gigabytes(facts.memory_bytes)
                 reasons[size] = (
-                    f"{host.ranks} ranks on {host.name} need {gigabytes(need)} of memory, and the "
-                    f"host has {have}"
+                    f"{host.ranks} ranks on {host.name} need {gigabytes(need)} of memory, but the "
+                    f"host has only {have}"
                 )
     return reasons
 
@@ -150,7 +150,7 @@ def prepare(
         backends: backends to measure; empty for all backends of the stack.
         nodes: number of hosts; None for all hosts of the cluster.
         ranks_per_host: ranks on each host; None if the plan decides.
-        seconds: time limit of the whole measurement.
+        seconds: time limit of the whole measurement in seconds.
 
     Raises:
         UsageError: there is only one rank, or the stack does not have a backend.
@@ -170,7 +170,7 @@ def prepare(
     if missing:
         raise UsageError(
             f"the stack {stack.name} has no backend {', '.join(missing)} for these ranks",
-            f"it has {', '.join(usable)}",
+            f"usable backends: {', '.join(usable)}",
         )
     chosen = sorted(backends or usable)
     left_out = without_room(sizes, facts.hosts, decided)
@@ -190,7 +190,7 @@ def prepare(
 def measure(
     bench: Bench, view: View, connection_options: tuple[str, ...]
 ) -> tuple[MeasurementEvents, float]:
-    """Launch the run and follow it to its end; return the measurements and the run's seconds.
+    """Launch the run and follow it to its end; return the measurements and the seconds it took.
 
     Args:
         connection_options: arguments of ansible-playbook for reaching the hosts.

@@ -22,7 +22,7 @@ JsonObject = Mapping[str, Any]
 
 
 def document(bench: Bench, measured: MeasurementEvents, seconds: float) -> dict[str, Any]:
-    """Return the document of `bench allreduce --json`."""
+    """Return the JSON document that `bench allreduce --json` prints."""
     plan = bench.run.plan
     links = [
         {**{key: link[key] for key in ("latency_us", "mb_per_second")}, "hosts": hosts}
@@ -144,7 +144,7 @@ def lines(result: JsonObject) -> Iterator[str]:
         yield ""
     for size in result["left_out"]:
         kind = f" in {size['type']}" if size["type"] else ""
-        yield f"left out: {size_text(size['bytes'])}{kind}: {size['why']}"
+        yield f"skipped: {size_text(size['bytes'])}{kind}: {size['why']}"
     if large_sizes := result["large"]:
         ratios = [
             f"{large_sizes[key]:.2f} of {of}'s time"
@@ -153,11 +153,15 @@ def lines(result: JsonObject) -> Iterator[str]:
         ]
         means = f", on average {' and '.join(ratios)}" if ratios else ""
         won = f"in {large_sizes['fastest_in']} of {counted(large_sizes['rows'], 'row')}"
-        yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest {won}{means}"
+        yield (
+            f"for sizes of at least {size_text(BUCKET)}, {large_sizes['fastest']} is the fastest "
+            f"{won}{means}"
+        )
     if result["load"] > BUSY:
         yield (
-            f"not saved for plans: before the measurement, the hosts were busy with "
-            f"{result['load']:.1f} processes per CPU; measure again when they are idle"
+            "the result was not saved for later plans, because the hosts were busy before the "
+            f"measurement ({result['load']:.1f} processes per CPU); measure again when they are "
+            "idle"
         )
 
 
@@ -167,8 +171,8 @@ def _network(result: JsonObject) -> str:
     interface = f"; the slowest interface has {nominal:.0f} Mbit/s" if nominal else ""
     return (
         f"network: {result['provider']}; the slowest of {counted(len(result['links']), 'pair')} of "
-        f"hosts, {' and '.join(slowest['hosts'])}, has {slowest['mb_per_second']:.0f} MB/s and "
-        f"{slowest['latency_us']:.0f} us{interface}"
+        f"hosts, {' and '.join(slowest['hosts'])}, reaches {slowest['mb_per_second']:.0f} MB/s "
+        f"with a latency of {slowest['latency_us']:.0f} us{interface}"
     )
 
 

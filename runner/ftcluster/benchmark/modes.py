@@ -47,7 +47,7 @@ def overrides(mode: Mode) -> list[str]:
 
 
 def mode_of(recipe: Recipe, plan: LaunchPlan) -> Mode:
-    """Return the mode of a planned training."""
+    """Return the mode of a planned training run."""
     training = recipe.training
     if training.sync == "local":
         return Mode(plan.backend, training.sync_dtype, LOCAL, training.sync_steps)

@@ -1,7 +1,7 @@
 """The result of `bench scaling`, as a JSON document and as text. Pure functions only.
 
-A point is a measured training on some number of hosts. At every point, a rank has the same number
-of samples per step (weak scaling).
+A point is a training run that was measured on some number of hosts. At every point, each rank
+processes the same number of samples per step (weak scaling).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from ftcluster.text.table import aligned
 
 BYTES = {"fp32": 4, "bf16": 2}  # bytes per gradient element
 PREDICTED = (8, 16, 32, 64, 128, 256)  # host counts to predict
-BAR = 20  # characters of a bar for 100 %
+BAR = 20  # length of a bar that represents 100 %, in characters
 # Published results: hosts, speed-up, efficiency, and system. The single host in the Ice Lake post
 # trained a different model.
 REFERENCES = (
@@ -32,7 +32,7 @@ REFERENCES = (
 
 @dataclass(frozen=True)
 class Point:
-    """A training that was measured on a number of hosts.
+    """A training run that was measured on a number of hosts.
 
     Attributes:
         threads: total number of threads of all ranks.
@@ -43,8 +43,8 @@ class Point:
         sent: bytes that each rank sends per step.
         latency: seconds per step that the collectives would take without payload.
         parameters: number of parameters of the model.
-        slowest: slowest host: the host of the rank that waited least.
-        epoch_samples: rows of the training data.
+        slowest: name of the slowest host, on which the rank that waited least runs.
+        epoch_samples: number of rows of the training data.
         price: price of the hosts; None if the price is unknown.
     """
 
@@ -70,7 +70,7 @@ class Point:
         return mean(self.waited) / self.seconds
 
     def like(self, other: "Point") -> float:
-        """Return the step time in seconds if a step had as many tokens as a step of `other`."""
+        """Return the step time in seconds, scaled to the number of tokens per step of `other`."""
         waited = mean(self.waited)
         return waited + (self.seconds - waited) * other.tokens / self.tokens
 
@@ -124,10 +124,10 @@ def share(batch_size: int, ranks: int) -> int:
 
 
 def document(recipe: str, stack: str, steps: int, points: Sequence[Point]) -> dict[str, Any]:
-    """Return the document of `bench scaling --json`.
+    """Return the JSON document that `bench scaling --json` prints.
 
-    The efficiency is the speed-up divided by the ratio of threads. Threads count instead of ranks,
-    because the ranks of a host share its cores.
+    The efficiency is the speed-up divided by the ratio of threads. It is based on threads and not
+    on ranks, because the ranks of a host share its cores.
     """
     first = points[0]
     rows = []
@@ -278,7 +278,7 @@ def _epoch(point: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _slowest(point: Mapping[str, Any]) -> str:
-    """Format the slowest host, and the fraction of a step by which it waits less than the mean."""
+    """Format the slowest host, and how much less than the mean it waits, as a share of a step."""
     waited = point["waited"]
     if len(waited) == 1:
         return "-"
@@ -295,7 +295,7 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
             f"{seconds:+.3f} s per exchange ({kind} optimizer)"
             for kind, seconds in fitted["fixed_seconds"].items()
         )
-        rate = f"{speed:.0f} MB/s" if speed else "no limit of the bandwidth"
+        rate = f"{speed:.0f} MB/s" if speed else "no measurable bandwidth limit"
         yield f"  {backend}: {rate}, {fixed}"
     for mode, seconds in model["latency_seconds"].items():
         yield f"  {mode}: latency of {1e3 * seconds:.2f} ms"

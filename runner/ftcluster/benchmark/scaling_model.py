@@ -135,9 +135,9 @@ def messages(mode: Mode, hosts: int) -> float:
 
 
 def fit(steps: Sequence[Step]) -> Model | None:
-    """Fit the model to steps; return None without a step on one host or a step on several hosts.
+    """Fit the model to steps; return None unless one host and several hosts were both measured.
 
-    x is never negative. A backend has k only if it has enough steps.
+    x is never negative. k of a backend is fitted only if enough steps use the backend.
     """
     alone = [step.seconds for step in steps if step.hosts == 1]
     several = sorted((step for step in steps if step.hosts > 1), key=lambda step: step.mode)

@@ -26,9 +26,9 @@ WITH_VALUE = {
     "--connection-password-file": ("FILE", "file with the SSH password"),
     "--vault-password-file": (
         "FILE",
-        "file with the password of the inventory's Ansible Vault, or a program that prints it",
+        "file with the inventory's Ansible Vault password, or a program that prints the password",
     ),
-    "--vault-id": ("ID@FILE", "Vault password with a vault ID, for several vaults"),
+    "--vault-id": ("ID@FILE", "ID of a vault and the file with its password; may be repeated"),
 }
 # options that ansible-playbook accepts several times; if any other option is repeated, it silently
 # uses the last value
@@ -120,7 +120,7 @@ def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
     names = (*options.words, *options.inventories)
     if len(names) > 1 and options.words:
         several = " ".join(f"-i {name}" for name in names)
-        raise UsageError(f"put -i before each of several inventories: {several}")
+        raise UsageError(f"to name several inventories, put -i before each of them: {several}")
     return names
 
 

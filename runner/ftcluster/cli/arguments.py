@@ -46,8 +46,8 @@ def add_name(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="set a variable for the ranks; without =VALUE the ranks get its value on this "
-        "machine, and no record, argument or log contains it",
+        help="set an environment variable for the ranks; without =VALUE, the ranks get the value "
+        "that the variable has here, and no record, argument or log contains this value",
     )
 
 
@@ -82,7 +82,7 @@ def add_allowances(parser: argparse.ArgumentParser) -> None:
         "--allow-yanked", action="store_true", help="accept packages whose release was yanked"
     )
     parser.add_argument(
-        "--allow-unverified", action="store_true", help="accept packages without a hash in a lock"
+        "--allow-unverified", action="store_true", help="accept packages without a hash in the lock"
     )
 
 

@@ -27,8 +27,8 @@ def add_parser(commands: Any) -> None:
         "allreduce",
         help="measure the speed of gradient all-reduces by backend",
         description="Measures fp32 and bf16 all-reduces with each backend of the stack, and with "
-        "MPI itself, on the cluster that was set up last. The ranks are placed as in a training. "
-        "Later plans choose the backend by the result.",
+        "MPI itself, on the cluster that was set up last. The ranks are placed as for training. "
+        "Later plans use the result to choose the backend.",
         usage="ftcluster bench allreduce [options]",
     )
     all_reduce.add_argument(
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
         "--ranks-per-host",
         type=at_least(1),
         metavar="N",
-        help="ranks on each host (default: as in a training)",
+        help="number of ranks on each host (default: as for training)",
     )
     all_reduce.add_argument(
         "--seconds",

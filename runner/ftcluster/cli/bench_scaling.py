@@ -1,4 +1,4 @@
-"""`ftcluster bench scaling [RECIPE]`: measures a training on 1, 2, 4, ... hosts."""
+"""`ftcluster bench scaling [RECIPE]`: measures training speed on 1, 2, 4, ... hosts."""
 
 import argparse
 from dataclasses import replace
@@ -22,10 +22,10 @@ def add_parser(kinds: Any) -> None:
     """Add the command to the parser of `bench`."""
     parser = kinds.add_parser(
         "scaling",
-        help="measure the speed of a training on 1, 2, 4, ... hosts",
+        help="measure training speed on 1, 2, 4, ... hosts",
         description="Trains for some steps on 1, 2, 4, ... hosts, or with 1, 2, 4, ... ranks on a "
-        "single host. Each rank has the same number of samples. Compares the samples per second, "
-        "and fits a model that predicts the speed on up to 256 hosts.",
+        "single host. Each rank always processes the same number of samples. Compares the samples "
+        "per second, and fits a model that predicts the speed on up to 256 hosts.",
         usage="ftcluster bench scaling [RECIPE] [key=value ...] [options]",
     )
     parser.add_argument(
@@ -44,8 +44,8 @@ def add_parser(kinds: Any) -> None:
         type=at_least(3),
         default=STEPS,
         metavar="N",
-        help=f"steps of each training, of which the first third is the warm-up (default: {STEPS}); "
-        "with local steps, there are at least three exchanges of weights",
+        help="number of steps of each training run; the first third is the warm-up (default: "
+        f"{STEPS}); with local steps, a run always includes at least three exchanges of weights",
     )
     parser.add_argument(
         "--modes",
@@ -54,7 +54,7 @@ def add_parser(kinds: Any) -> None:
         help="how ranks exchange gradients or weights, such as "
         "impi-bf16-whole,gloo-fp32-sharded, or all (default: the plan's choice)",
     )
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write a picture")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write a chart")
     add_sharing(parser)
     add_cluster(parser)
     add_output(parser, verbose="print plain lines instead of the live view")

@@ -13,7 +13,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "bundle",
-        help="write a stack into one file, for clusters without internet",
+        help="write a stack into one file, for clusters without internet access",
         description="Downloads the packages of a stack and writes them into one file for "
         "`ftcluster setup --bundle FILE`.",
         usage="ftcluster bundle [--stack NAME] [-o FILE] [options]",
@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         action="append",
         default=[],
-        help="a folder with wheels that pip may use too; may be repeated",
+        help="a folder with more wheels that pip may use; may be repeated",
     )
     add_allowances(parser)
     add_output(parser, verbose="")

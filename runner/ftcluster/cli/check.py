@@ -21,9 +21,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
         help="check whether a cluster is fit for training",
-        description="Checks the hosts, starts a rank on each, compares their software and measures "
-        "their computing and communication speed. Changes nothing. Exit code 0: fit; 1: unfit; 2: "
-        "wrong usage.",
+        description="Checks the hosts, starts a rank on each host, compares the hosts' software "
+        "and measures their computing and communication speed. Changes nothing. Exit code 0: fit; "
+        "1: unfit; 2: wrong usage.",
         usage="ftcluster check [INVENTORY] [options]",
     )
     add_inventories(
@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
         "--system-report",
         type=Path,
         metavar="FILE",
-        help="also write a report about the hosts that you can share: it has no names and no "
+        help="also write a report about the hosts that you can share: it contains no names and no "
         "addresses",
     )
     add_accept_new_host_keys(parser)

@@ -33,10 +33,10 @@ def add_parser(commands: Any) -> None:
         "clean",
         help="remove ended runs from the hosts",
         description="Removes the folders of runs from all hosts, with their logs, checkpoints and "
-        "models. Without names, it selects your runs that failed or were stopped and cannot be "
-        "resumed, lists them and asks. Active runs are never removed. With --cache it empties the "
-        "caches instead: models, data and token samples on the hosts, and wheels on this machine, "
-        "except files that an active run uses.",
+        "models. If you name no run, the command lists your runs that failed or were stopped and "
+        "cannot be resumed, and asks before it removes them. Active runs are never removed. With "
+        "--cache, it empties the caches instead: models, data and token samples on the hosts, and "
+        "wheels on this machine, except files that an active run uses.",
         usage="ftcluster clean [RUN ...] [--done] [--resumable] [--all] [--older-than AGE] "
         "[--cache] [--yes] [options]",
     )
@@ -64,7 +64,10 @@ def run(options: argparse.Namespace) -> int:
     names = ("done", "resumable", "all", "older_than")
     filters = {name: getattr(options, name) for name in names}
     if options.cache and (options.words or any(filters.values())):
-        raise UsageError("--cache selects no runs", "combine it only with --dry-run or --yes")
+        raise UsageError(
+            "--cache removes no runs: do not name runs, and do not pass options that select runs",
+            "combine --cache only with --dry-run or --yes",
+        )
     with connected(options) as connection:
         if options.cache:
             return _clean_caches(options, connection)
@@ -101,7 +104,7 @@ def _ask(shown: list[str], what: str, hint: str) -> None:
     print_lines(shown, sys.stderr)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            f"{what} would be removed, but there is no terminal for the question",
+            f"{what} would be removed, but there is no terminal to ask you first",
             f"{hint}; nothing was removed",
         )
     answer = make_view(False).ask(f"remove {what}? [y/N] ")

@@ -103,8 +103,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a cluster."""
     add_inventory_option(
         parser,
-        "a cluster that was set up from another control node (default: the cluster that was set up "
-        "last from here)",
+        "inventory of a cluster that was set up from another control node (default: the cluster "
+        "that was set up last from here)",
     )
 
 

@@ -1,4 +1,4 @@
-"""`ftcluster data [RECIPE] --data PATH`: shows the data of a training and its target tokens."""
+"""`ftcluster data [RECIPE] --data PATH`: shows the training data and its target tokens."""
 
 import argparse
 from dataclasses import replace
@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "data",
-        help="show the data that a training would read",
+        help="show the data that train would read",
         description="Shows the data that `ftcluster train` would read with the same arguments: "
         "columns, rows, classes, and validation rows that are also in the training data. The head "
         "of the cluster adds lengths in tokens, and samples as the model receives them, with the "
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--here",
         action="store_true",
-        help="do not use the head: skip lengths and samples",
+        help="do not ask the head; the output then contains no lengths and no samples",
     )
     add_hub_token(parser)
     add_cluster(parser)

@@ -14,11 +14,11 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "examples",
         help="list example scripts for run, or write them",
-        description="Lists example scripts, shows a script, or writes them into a folder. "
-        "`ftcluster run` runs them unchanged: Trainer, DDP, Accelerate, sentence-transformers, "
-        "TRL, Lightning Fabric, and a GPT from random weights. Three are for `ftcluster train`: a "
-        "task and a loss of your own (--task), and a metric of your own (--metrics). One serves "
-        "an exported model over HTTP.",
+        description="Lists the example scripts, shows one of them, or writes them into a folder. "
+        "Most are for `ftcluster run`, which runs them unchanged: Trainer, DDP, Accelerate, "
+        "sentence-transformers, TRL, Lightning Fabric, and a GPT from random weights. Three are "
+        "for `ftcluster train`: a task and a loss of your own (--task), and a metric of your own "
+        "(--metrics). One serves an exported model over HTTP.",
         usage="ftcluster examples [NAME] [--to DIR] [options]",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`ftcluster export WHAT`: writes a training as files for another scheduler."""
+"""`ftcluster export WHAT`: writes the files with which another scheduler trains a recipe."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "export",
-        help="write a training for Kubernetes or Slurm",
-        description="Writes the files with which Kubernetes or Slurm runs a training. Starts "
+        help="write files for training with Kubernetes or Slurm",
+        description="Writes the files with which Kubernetes or Slurm trains a recipe. Starts "
         "nothing.",
     )
     kinds = add_kinds(parser, "export")

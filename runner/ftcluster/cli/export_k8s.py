@@ -1,4 +1,4 @@
-"""`ftcluster export k8s [RECIPE]`: writes a training as manifests for Kubeflow."""
+"""`ftcluster export k8s [RECIPE]`: writes manifests with which Kubeflow trains a recipe."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ def add_parser(kinds: Any) -> None:
     parser = kinds.add_parser(
         "k8s",
         help="write manifests for Kubeflow",
-        description="Writes manifests for Kubeflow that run a training with a pod on each node. "
+        description="Writes manifests with which Kubeflow trains a recipe, one pod on each node. "
         "`ftcluster plan` decides the ranks and threads for the nodes that --facts describes.",
         usage="ftcluster export k8s [RECIPE] [key=value ...] --image IMAGE [options]",
     )
@@ -36,13 +36,13 @@ def add_parser(kinds: Any) -> None:
     )
     group.add_argument("--image", default="", metavar="IMAGE", help="node image with its tag")
     group.add_argument(
-        "--name", default="", metavar="NAME", help="name of job and run (default: the recipe's)"
+        "--name", default="", metavar="NAME", help="name of job and run (default: recipe's name)"
     )
     group.add_argument(
         "--namespace",
         default="",
         metavar="NAME",
-        help="namespace of all objects (default: kubectl's)",
+        help="namespace of all objects (default: kubectl's current namespace)",
     )
     group.add_argument(
         "--claim",
@@ -76,7 +76,8 @@ def add_parser(kinds: Any) -> None:
         type=at_least(1),
         default=0,
         metavar="N",
-        help="with pytorchjob: continue without lost pods while N remain (default: wait for all)",
+        help="with pytorchjob: continue without lost pods if at least N pods remain (default: wait "
+        "for all pods)",
     )
     group.add_argument(
         "--max-restarts",
@@ -115,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(exported.text, end="")
     copies = [
-        f"before the launch, copy to the volume: {source} to {path}"
+        f"before the launch, copy {source} to {path} on the volume"
         for source, path in exported.folders
     ]
     print_lines(copies, sys.stderr)

@@ -1,4 +1,4 @@
-"""`ftcluster export slurm [RECIPE]`: writes a training as a script for sbatch."""
+"""`ftcluster export slurm [RECIPE]`: writes an sbatch script that trains a recipe."""
 
 import argparse
 from typing import Any
@@ -21,7 +21,7 @@ def add_parser(kinds: Any) -> None:
     )
     add_training(parser)
     group = parser.add_argument_group("Slurm")
-    group.add_argument("--name", default="", metavar="NAME", help="job name (default: recipe's)")
+    group.add_argument("--name", default="", metavar="NAME", help="job name (default: recipe name)")
     group.add_argument(
         "--time", default="", metavar="LIMIT", help="time limit, as in sbatch (default: Slurm's)"
     )

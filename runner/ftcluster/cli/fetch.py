@@ -38,8 +38,8 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--push",
         metavar="OWNER/NAME",
-        help="then upload the model to the Hugging Face Hub with the program hf and your token "
-        "(HF_TOKEN, or the token of `hf auth login`); asks first",
+        help="after copying, upload the model to the Hugging Face Hub with the program hf and your "
+        "token (HF_TOKEN, or the token of `hf auth login`); asks before the upload",
     )
     group.add_argument(
         "--public",
@@ -70,9 +70,11 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError("not uploaded: --push uploads only models, and these are other files")
         path = Path(fetched.found["model"])
         kind = "public" if options.public else "private"
-        question = f"upload {path} to {options.push} on the Hub, {kind} if it is new? [y/N] "
+        question = f"upload {path} to {options.push} on the Hub ({kind} if it is new)? [y/N] "
         if not options.yes and view.ask(question).lower() not in ("y", "yes"):
-            raise UsageError(f"not uploaded: {path} is here", "--yes uploads without asking")
+            raise UsageError(
+                f"the model was copied to {path}, but not uploaded", "--yes uploads without asking"
+            )
         push(path, options.push, options.public)
         text = (*fetched.text, f"uploaded: {options.push} on the Hub")
         fetched = Result({**fetched.found, "pushed": options.push}, text)

@@ -26,8 +26,8 @@ def add_parser(commands: Any) -> None:
         "generate",
         help="generate text with a language model",
         description="Generates answers to prompts on the head of the cluster that was set up "
-        "last, and prints the text while it is generated. If the model has a chat template, a "
-        "prompt is a user's message; otherwise the model continues the prompt.",
+        "last, and prints the text while it is generated. If the model has a chat template, each "
+        "prompt is sent as a user message; otherwise the model continues the prompt.",
         usage="ftcluster generate RUN|DIR [PROMPT ...] [options]",
     )
     parser.add_argument(

@@ -36,9 +36,9 @@ def add_parser(commands: Any) -> None:
          "without the new hosts."),
         ("remove", hosts.remove, "remove hosts from the cluster",
          "Removes hosts from the cluster and from the configuration of the remaining hosts. The "
-         "removed hosts may be off. Refused while a run uses one of the hosts."),
+         "removed hosts may be off. The command fails while a run uses one of the hosts."),
         ("drain", hosts.drain, "keep new runs off hosts",
-         "New runs do not use the hosts, which stay set up; runs that use them continue."),
+         "Keeps new runs off the hosts. The hosts stay set up, and active runs on them continue."),
         ("return", hosts.give_back, "let new runs use drained hosts again",
          "Undoes `ftcluster hosts drain`."),
     ):  # fmt: skip

@@ -42,12 +42,12 @@ def add_hosts(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> No
         default=(),
         metavar="NAMES",
         help="use exactly these hosts of the cluster, such as node1,node2; the head of the run is "
-        "the cluster's head if you name it, and otherwise the first of them (default: all hosts)",
+        "the cluster's head if you name it, or else the first host you name (default: all hosts)",
     )
 
 
 def host_names(text: str) -> tuple[str, ...]:
-    """Return the names in a list with commas. An argparse type."""
+    """Return the names in a comma-separated list; an argparse type."""
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of hosts such as node1,node2")
@@ -70,8 +70,8 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
         default=DEFAULT_SECONDS,
         metavar="SECONDS",
         dest="timeout_seconds",
-        help="a rank or host without a heartbeat for this many seconds is lost; all other timeouts "
-        f"are derived from this value (default: {DEFAULT_SECONDS:g})",
+        help="a rank or host counts as lost after this many seconds without a heartbeat; all other "
+        f"timeouts are derived from this value (default: {DEFAULT_SECONDS:g})",
     )
     group.add_argument(
         "--max-restarts",
@@ -98,7 +98,7 @@ def add_grace(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=GRACE_SECONDS,
         metavar="N",
-        help="time that ranks get for a last checkpoint when the training is stopped "
+        help="seconds that the ranks get to save a last checkpoint when the run is stopped "
         f"(default: {GRACE_SECONDS:g})",
     )
 
@@ -111,8 +111,8 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
         "--wait",
         dest="wait",
         action="store_true",
-        help="while other runs use the hosts, wait behind the runs that were queued before; by "
-        "default the new run is refused",
+        help="if other runs use the hosts, wait in the queue behind the runs that were queued "
+        "earlier; by default the new run is refused",
     )
     either.add_argument(
         "--share-hosts", action="store_true", help="start even if another run uses the hosts"
@@ -140,18 +140,18 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
         "when the run is done, failed, stopped or waiting for hosts, the head starts this command, "
         "without a shell, as the account that trains; stdin is the run's state as JSON. This works "
         "even if this machine is off, but not before the launch or once the head is lost",
-        "in the same cases, the head also posts the JSON, with a line `text` for chats, to the "
+        "in the same cases, the head also posts the JSON, with a field `text` for chats, to the "
         "address in this file; no record, argument or log contains the address",
     )
 
 
 def add_sweep_notify(parser: argparse.ArgumentParser) -> None:
-    """Add --notify and --webhook of a sweep, which this machine notifies about."""
+    """Add --notify and --webhook of a sweep; this machine, not the head, sends the notification."""
     _add_notifications(
         parser,
         "when the whole sweep is done or has failed, start this command on this machine, without a "
-        "shell; stdin is the JSON of the sweep",
-        "then also post the JSON, with a line `text` for chats, to the address in this file",
+        "shell; stdin is the sweep's result as JSON",
+        "then also post the JSON, with a field `text` for chats, to the address in this file",
     )
 
 
@@ -173,6 +173,6 @@ def add_hub_token(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hf-token",
         action="store_true",
-        help="let the hosts use your token for the Hugging Face Hub while they need it: HF_TOKEN, "
-        "or the token of `hf auth login`",
+        help="let the hosts use your Hugging Face Hub token (HF_TOKEN, or the token of `hf auth "
+        "login`) while they need it",
     )

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError as error:
             drop_output()
             if not code:  # otherwise the error is already printed
-                say_error(FtclusterError(f"stdout cannot be written: {error.strerror or error}"))
+                say_error(FtclusterError(f"cannot write to stdout: {error.strerror or error}"))
             return code or 1
         return code
 

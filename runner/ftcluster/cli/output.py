@@ -57,6 +57,6 @@ def say_error(error: FtclusterError) -> None:
     """Print an error to stderr."""
     label = "" if isinstance(error, Interrupted) else "error: "
     first, *others = str(error).split("\n")
-    # a line break in a foreign name must not create a line that looks like ftcluster's output
+    # a line break in a name from elsewhere must not imitate a line of ftcluster's own output
     below = [line if line.startswith(" ") or not line else f"  {line}" for line in others]
     print_lines([Text.assemble((label, "bold red"), one_line(first)), *below], sys.stderr)

@@ -32,7 +32,7 @@ class StoreOnce(argparse.Action):
         stored: dict[str, Any] = namespace.__dict__.setdefault("_stored_once", {})
         if self.option_strings and self.dest in stored:
             raise argparse.ArgumentError(
-                self, f"set twice, to {_typed(stored[self.dest])} and {_typed(values)}: set it once"
+                self, f"set twice, to {_typed(stored[self.dest])} and {_typed(values)}; set it once"
             )
         stored[self.dest] = values
         self.store(namespace, values)

@@ -1,4 +1,4 @@
-"""`ftcluster plan [RECIPE]`: shows a training's ranks, their resources and the reasons."""
+"""`ftcluster plan [RECIPE]`: shows the ranks that train would start, and the reasons."""
 
 import argparse
 from typing import Any
@@ -16,9 +16,9 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "plan",
-        help="show the ranks of a training, with reasons",
+        help="show the ranks that train would start, and why",
         description="Shows what `ftcluster train` would start with the same arguments: the ranks "
-        "of each host with their cores, threads and memory, and every decision with its reason. "
+        "on each host with their cores, threads and memory, and the reason for every decision. "
         "Starts nothing.",
         usage="ftcluster plan [RECIPE] [key=value ...] [options]",
     )

@@ -19,8 +19,8 @@ def add_parser(commands: Any) -> None:
         "predict",
         help="write a trained model's predictions for rows of data",
         description="Predicts the class, number, answer or embedding of each row of --data, on all "
-        "hosts of the cluster that was set up last. The rows need no labels. The output has the "
-        "rows in the same order, with the column `prediction` and, for classes, `probability`.",
+        "hosts of the cluster that was set up last. The rows need no labels. The output contains "
+        "the rows in the same order, with the column `prediction` and, for classes, `probability`.",
         usage="ftcluster predict [RECIPE] --model DIR --output FILE [key=value ...] [options]",
     )
     add_use(parser)

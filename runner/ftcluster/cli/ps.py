@@ -23,8 +23,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "ps",
         help="list the runs",
-        description="Lists the runs of all users on the cluster, the newest first, and who uses "
-        "which hosts.",
+        description="Lists the runs of all users on the cluster, the newest first, and shows who "
+        "uses which hosts.",
         usage="ftcluster ps [--all] [options]",
     )
     parser.add_argument(
@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     text = [*table(runs, width), *uses(runs, listing.hosts)] if runs else ["no runs"]
     if listing.omitted:
-        print_lines([f"{counted(listing.omitted, 'older run')}: ftcluster ps --all"], sys.stderr)
+        omitted = counted(listing.omitted, "older run")
+        print_lines([f"{omitted} not shown; to list all runs: ftcluster ps --all"], sys.stderr)
     print_result(options, Result([run.to_dict() for run in runs], tuple(text)))
     return 0

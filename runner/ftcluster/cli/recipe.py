@@ -35,11 +35,11 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     )
     add_data(
         parser,
-        "a file or folder with CSV, TSV, JSON, JSONL, Parquet or text, or a Hub name; repeat it to "
-        "train on several data sets",
+        "a file or folder with CSV, TSV, JSON, JSONL, Parquet or text, or a data set on the Hub; "
+        "repeat the option to train on several data sets",
     )
     parser.add_argument(
-        "--model", type=not_empty, metavar="DIR", help="a model folder, or a Hub name"
+        "--model", type=not_empty, metavar="DIR", help="a model folder, or a model on the Hub"
     )
     add_code(parser)
     parser.set_defaults(takes_recipe=True)
@@ -99,17 +99,17 @@ def add_use(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="RECIPE or key=value",
-        help="the recipe of the training (default: the recipe named in the model's folder, or else "
-        f"{DEFAULT_RECIPE}), and its fields",
+        help="the recipe that the model was trained with (default: the recipe named in the model's "
+        f"folder, or else {DEFAULT_RECIPE}), and its fields",
     )
     parser.add_argument(
         "--model",
         type=not_empty,
         metavar="DIR",
         required=True,
-        help="the trained model (ftcluster fetch), or a Hub name",
+        help="folder of the trained model (see ftcluster fetch), or a model on the Hub",
     )
-    add_data(parser, "a file, a folder or a Hub name")
+    add_data(parser, "a file, a folder or a data set on the Hub")
     add_code(parser)
     add_launch(parser)
     add_notify(parser)

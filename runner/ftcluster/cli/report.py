@@ -16,9 +16,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         help="write an HTML page with pictures about runs",
-        description="Writes an HTML page about a run, or about several side by side: placement "
-        "of ranks, course of the training, limits of its speed, the slowest host, and the effect "
-        "of one more host. The page needs no other file and no network.",
+        description="Writes an HTML page about one run, or about several runs side by side: the "
+        "placement of ranks, the course of the training, what limits its speed, the slowest host, "
+        "and the effect of one more host. The page needs no other file and no network.",
         usage="ftcluster report [RUN ...] [-o FILE] [--scaling FILE] [options]",
     )
     add_run_options(parser, "RUN", "ids of runs, or their beginnings (default: the newest run)")

@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="run the script even if it needs other package versions",
+        help="run the script even if it needs package versions that the stack does not contain",
     )
     parser.add_argument(
         "--fast",
@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
         default=HANG_SECONDS,
         metavar="N",
         help="end the script if no rank uses its CPU, a disk or the network for N seconds; "
-        f"0: never (default: {HANG_SECONDS})",
+        f"0 means never (default: {HANG_SECONDS})",
     )
     add_sharing(parser)
     add_detach(parser)

@@ -37,8 +37,9 @@ def add_parser(commands: Any) -> None:
         "--stack",
         type=not_empty,
         metavar="NAME",
-        help="a stack listed by `ftcluster stacks`, or 'auto' for the first that the hosts support "
-        "(default: torch_stack_name of the inventory, else the cluster's stack, else `native`)",
+        help="a stack listed by `ftcluster stacks`, or 'auto' for the first one that the "
+        "hosts support (default: torch_stack_name of the inventory, else the cluster's stack, "
+        "else `native`)",
     )
     parser.add_argument(
         "--bundle",
@@ -55,7 +56,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--prune",
         action="store_true",
-        help="remove the packages of scripts, and all stacks except the current and the previous",
+        help="remove the packages of scripts, and all stacks except the current and the previous "
+        "one",
     )
     parser.add_argument(
         "--rollback", action="store_true", help="only switch all hosts back to the previous stack"

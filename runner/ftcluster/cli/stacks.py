@@ -17,8 +17,8 @@ def add_parser(commands: Any) -> None:
         "stacks",
         help="list stacks, or find stacks with certain versions",
         description="Lists the stacks (sets of matching versions), shows a stack with all its "
-        "packages, or finds stacks with the requested versions; exit code 1 if there is none. A "
-        "version matches all versions that begin with it; `latest` is the highest.",
+        "packages, or finds stacks with the requested versions. The exit code is 1 if there is no "
+        "such stack. 2.13 also matches 2.13.1; `latest` is the highest version.",
         usage="ftcluster stacks [NAME] [options]",
     )
     parser.add_argument("words", nargs="*", metavar="NAME", help="a stack")

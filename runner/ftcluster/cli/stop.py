@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="kill the run at once, if necessary with its supervisor; save nothing, and do not "
+        help="kill the run at once, and its supervisor too if necessary; save nothing, and do not "
         "wait for hosts that do not respond",
     )
     add_output(parser, verbose="")

@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
         type=at_least(1),
         default=0,
         metavar="N",
-        help="try N random combinations instead of all; a field may then have a range: "
+        help="try N random combinations instead of all; a field may then be a range: "
         "learning_rate=1e-5..1e-4",
     )
     group.add_argument(

@@ -19,8 +19,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "teardown",
         help="remove a cluster from its hosts",
-        description="Removes from the hosts what setup installed. Keeps runs with their models; "
-        "-e ftcluster_remove_runs=true removes runs too.",
+        description="Removes the software that setup installed on the hosts. Keeps the runs with "
+        "their models; -e ftcluster_remove_runs=true removes the runs too.",
         usage="ftcluster teardown INVENTORY [options]",
     )
     add_inventories(parser, "the cluster's inventory")

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         for name, why in WITHOUT.items():
             if getattr(options, name):
                 flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag} in a Slurm job: {why}", f"remove {flag}")
+                raise UsageError(f"{flag} is not possible in a Slurm job: {why}", f"remove {flag}")
         if not job.here:
             command = [sys.executable, "-P", "-m", "ftcluster.cli.main", *sys.argv[1:]]
             move_to_first_node(job, sys.stdin.isatty() and sys.stdout.isatty(), command)

@@ -1,4 +1,4 @@
-"""`ftcluster tune [RECIPE] [key=value ...]`: finds the fastest launch settings of a training."""
+"""`ftcluster tune [RECIPE] [key=value ...]`: finds the fastest launch settings for a recipe."""
 
 import argparse
 import re
@@ -27,11 +27,12 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "tune",
-        help="find the fastest launch settings of a training",
-        description="Trains for some steps with different ranks per host, cores for communication, "
-        "backends and allocators, and compares the samples per second. If settings are faster than "
-        "the plan's default, by more than the spread of repeated trials, they are saved: plan and "
-        "train use them for this recipe on these hosts.",
+        help="find the fastest launch settings for a recipe",
+        description="Trains for some steps with different numbers of ranks per host and of cores "
+        "for communication, and with different backends and allocators, and compares the samples "
+        "per second. If the fastest settings beat the plan's default by more than the spread of "
+        "repeated trials, they are saved, and plan and train use them for this recipe on these "
+        "hosts.",
         usage="ftcluster tune [RECIPE] [key=value ...] [options]",
     )
     parser.add_argument(
@@ -58,8 +59,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--batch",
         action="store_true",
-        help="also try 2 and 4 times the batch_size, which gives a different model: the learning "
-        "rate stays the same",
+        help="also try 2 and 4 times the batch_size; this gives a different model, because the "
+        "learning rate stays the same",
     )
     parser.add_argument(
         "--seed",

@@ -35,7 +35,7 @@ def with_hosts(cluster: Cluster, names: Sequence[str]) -> Cluster:
         few = f"--hosts: {problems[0]}"
         many = "\n  ".join([f"--hosts: {counted(len(problems), 'problem')}", *problems])
         usable = ", ".join(host.name for host in cluster.usable.hosts)
-        raise UsageError(few if len(problems) == 1 else many, f"runs can use {usable}")
+        raise UsageError(few if len(problems) == 1 else many, f"hosts that runs can use: {usable}")
     # sorted() is stable, so the other hosts keep their order
     order = sorted(names, key=lambda name: name != cluster.head)
     facts = replace(cluster.facts, hosts=tuple(hosts[name] for name in order))

@@ -22,8 +22,8 @@ class NumaNode:
         cpus: CPU numbers of the cores' first usable hardware threads, such as "0-15,32".
         near: number of the nearest node with cores if this node has no cores, or of the nearest
             node with memory if this node has no memory.
-        socket_cpus: CPU numbers of all usable hardware threads by socket; empty in facts of older
-            setups.
+        socket_cpus: CPU numbers of all usable hardware threads by socket; empty in facts that an
+            older version gathered.
         distances: distance to each node of the host; empty if not known.
     """
 
@@ -56,7 +56,7 @@ class HostFacts:
         rank_user: the account that ranks run as; "" for the login user.
         stack: name of the host's active stack.
         network_provider: libfabric provider that the inventory sets; "auto" if the plan chooses.
-        price_per_hour: price as in the inventory, such as "4.08 USD"; "" if there is none.
+        price_per_hour: price from the inventory, such as "4.08 USD"; "" if the inventory sets none.
     """
 
     name: str
@@ -134,8 +134,8 @@ class AllReduce:
         ms: time in milliseconds for `bytes` bytes, by backend of torch.distributed.
         hosts: number of hosts that took part.
         by: the command that made the measurement, SETUP or BENCH.
-        sizes: times in milliseconds by backend, for other tensor sizes. The keys are sizes in bytes
-            as text.
+        sizes: times in milliseconds by backend, for other tensor sizes. The keys are sizes in
+            bytes, as strings.
     """
 
     ms: dict[str, float]
@@ -145,7 +145,7 @@ class AllReduce:
     sizes: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def nearest(self, size: int) -> "AllReduce":
-        """Return the measurement for the tensor size nearest to `size` bytes, by ratio."""
+        """Return the measurement for the tensor size nearest to `size` bytes on a log scale."""
         rows = {self.bytes: self.ms} | {int(text): ms for text, ms in self.sizes.items()}
         best = min(rows, key=lambda measured: abs(math.log(measured / max(size, 1))))
         return replace(self, bytes=best, ms=rows[best])
@@ -171,7 +171,8 @@ class ClusterFacts:
     def known_all_reduce(self) -> AllReduce | None:
         """The all-reduce measurement, if it applies to these hosts.
 
-        A measurement within one host does not apply to several hosts, nor the reverse.
+        A measurement within one host does not apply to several hosts, and a measurement over
+        several hosts does not apply to one host.
         """
         measured = self.all_reduce
         return measured if measured and (measured.hosts > 1) == (len(self.hosts) > 1) else None
@@ -182,7 +183,7 @@ class ClusterFacts:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "ClusterFacts":
-        """Return the facts that `to_dict` has written as data."""
+        """Convert the output of `to_dict` back to facts."""
         hosts = tuple(HostFacts.from_dict(host) for host in data["hosts"])
         measured = data.get("all_reduce")
         return cls(hosts, AllReduce(**measured) if measured else None)

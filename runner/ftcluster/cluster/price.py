@@ -14,7 +14,7 @@ class Price:
 
     Attributes:
         per_hour: price per hour, in units of `currency`.
-        currency: name of the currency as in the inventory; "" if the inventory has none.
+        currency: name of the currency from the inventory; "" if the inventory names none.
     """
 
     per_hour: float
@@ -38,7 +38,7 @@ def read_price(text: str) -> Price:
     """Read the price of a host from the inventory: a number, optionally followed by a currency.
 
     Raises:
-        ValueError: the text is not a price.
+        ValueError: the string is not a price.
 
     >>> read_price("4.08 USD")
     Price(per_hour=4.08, currency='USD')
@@ -56,7 +56,7 @@ def price_of(hosts: Sequence[tuple[str, str]]) -> tuple[Price | None, str]:
     If no host has a price, the reason is "".
 
     Args:
-        hosts: name and price of each host; a price is "" if the inventory has none.
+        hosts: name and price of each host; a price is "" if the inventory sets none.
     """
     given = {name: text for name, text in hosts if text}
     if not given:
@@ -70,7 +70,8 @@ def price_of(hosts: Sequence[tuple[str, str]]) -> tuple[Price | None, str]:
         return None, f"{VARIABLE}: {error}"
     currencies = sorted({price.currency for price in prices})
     if len(currencies) > 1:
-        return None, f"the hosts' prices are in {' and '.join(map(repr, currencies))}"
+        names = " and ".join(map(repr, currencies))
+        return None, f"the hosts' prices are in different currencies: {names}"
     return Price(sum(price.per_hour for price in prices), currencies[0]), ""
 
 

@@ -41,9 +41,9 @@ class MeasuredOn:
         bytes: size of the tensor in bytes.
         hosts: names of the hosts.
         stack: name of the hosts' stack.
-        spread: distance between the quartiles relative to the median, by backend.
+        spread: interquartile range of the times relative to their median, by backend.
         load: number of processes per CPU of the busiest host before the measurement.
-        sizes: times for other tensor sizes. The keys are sizes in bytes as text.
+        sizes: times for other tensor sizes. The keys are sizes in bytes, as strings.
     """
 
     ms: Mapping[str, float]
@@ -72,8 +72,8 @@ class ClusterRecord:
     def measured(self, facts: ClusterFacts) -> AllReduce | None:
         """Return the all-reduce measurement for these hosts; None if there is none.
 
-        The measurement of BENCH is used if it has the same hosts and stack. Otherwise, the
-        measurement of SETUP is used if it has the same stack.
+        The measurement of BENCH is used if it was made on the same hosts with the same stack.
+        Otherwise, the measurement of SETUP is used if it was made with the same stack.
         """
         names, stack = tuple(host.name for host in facts.hosts), facts.head.stack
         bench, setup = (self.all_reduce.get(by) for by in (BENCH, SETUP))
@@ -94,7 +94,7 @@ def record_of(text: object) -> ClusterRecord:
         ValueError: the text is not a valid record; the message names the invalid part.
     """
     if not isinstance(text, str) or len(text) > MOST:
-        raise ValueError(f"it is not a text of at most {MOST} characters")
+        raise ValueError(f"it is not a string of at most {MOST} characters")
     if not text:
         return ClusterRecord()
     try:
@@ -129,7 +129,7 @@ def with_bench(measured: MeasuredOn) -> dict[str, Any]:
 
 
 def with_tuning(tuning: Tuning) -> dict[str, Any]:
-    """Return the change that stores a tuning and replaces that of the same recipe and hosts."""
+    """Return the change that stores a tuning and replaces any tuning of its recipe and hosts."""
     return {"tunings": {key_of(tuning): asdict(tuning)}}
 
 
@@ -159,7 +159,7 @@ def _section(
 
 
 def _drained(entry: Mapping[str, Any]) -> Drained:
-    _check(isinstance(entry["why"], str), "its why is not a text")
+    _check(isinstance(entry["why"], str), "its why is not a string")
     return Drained(entry["why"], _date(entry["since"]))
 
 
@@ -229,7 +229,7 @@ def _shown(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    _check(isinstance(value, str), f"{_shown(value)} is not a text")
+    _check(isinstance(value, str), f"{_shown(value)} is not a string")
     return str(value)
 
 

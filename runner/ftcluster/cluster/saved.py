@@ -1,6 +1,7 @@
 """Save the cluster of the last setup on the control node, and read it again.
 
-The file has the arguments for reaching the hosts, their facts, and a copy of the head's record.
+The file contains the arguments for reaching the hosts, their facts, and a copy of the head's
+record.
 """
 
 import hashlib
@@ -39,14 +40,15 @@ class Cluster:
         pattern: Ansible pattern that selects the cluster's hosts in the inventories; "" for all
             hosts.
         slurm_job: id of the Slurm job whose nodes are the hosts; "" without Slurm. With Slurm, all
-            hosts see the head's folders, and the inventory has only the head.
+            hosts see the head's folders, and the inventory contains only the head.
         drained: hosts that are set up, but that new runs do not use.
         tunings: results of `tune` on the cluster, the newest last.
         record: text of the head's record when it was last read. `drained`, `tunings` and the
             all-reduce measurement come from this text.
-        as_of: time when the record was last read, such as 2026-11-23 14:05 UTC; "" if it never was.
-        record_host: name of the host with the record, which is the cluster's head; "" if `facts`
-            begins with that host.
+        as_of: time when the record was last read, such as 2026-11-23 14:05 UTC; "" if it was never
+            read.
+        record_host: name of the cluster's head, which stores the record; "" if the first host of
+            `facts` is the head.
     """
 
     inventories: tuple[Path, ...]
@@ -73,7 +75,10 @@ class Cluster:
 
     @property
     def known(self) -> dict[str, str]:
-        """The saved stack and record's SHA-256, which a launch compares, and the record's host."""
+        """The saved stack and the record's SHA-256, which a launch compares with the head's values.
+
+        The dictionary also contains the name of the host with the record.
+        """
         digest = hashlib.sha256(self.record.encode()).hexdigest()
         return {"stack": self.facts.head.stack, "record": digest, "host": self.head}
 
@@ -88,11 +93,11 @@ class Cluster:
         return self.head != self.facts.head.name
 
     def addressed(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the inventory's names for these hosts; with Slurm, the only host is localhost."""
+        """Return these hosts' names in the inventory; with Slurm, its only host is localhost."""
         return (LOCALHOST,) if self.slurm_job else tuple(names)
 
     def with_record(self, text: object) -> "Cluster":
-        """Return the cluster with a record that its head has just sent.
+        """Return the cluster, updated with the record that its head has just sent.
 
         Raises:
             FtclusterError: the record is not valid; the message names the head and the file.
@@ -104,8 +109,8 @@ class Cluster:
             head = self.facts.head
             raise FtclusterError(
                 f"{head.name}: {head.prefix}/cluster.json cannot be read: {error}",
-                "install the ftcluster that wrote it; or remove the file there, which forgets "
-                "drained hosts and measurements, and run ftcluster setup",
+                "install the ftcluster version that wrote the file; or remove the file on the head "
+                "and run ftcluster setup, which discards measurements and undrains all hosts",
             ) from None
 
 
@@ -178,9 +183,9 @@ def damage() -> str:
 
 
 def recall_of(inventories: Sequence[Path]) -> Cluster | None:
-    """Return the saved cluster if it has these inventories.
+    """Return the saved cluster if it was set up from these inventories.
 
-    Return None if it has other inventories or cannot be read.
+    Return None if it was set up from other inventories or cannot be read.
     """
     try:
         cluster = recall()
@@ -209,7 +214,7 @@ def change(
 def learn(inventories: Sequence[Path], stack: str, record: object) -> None:
     """Update the saved cluster with its head's stack and record.
 
-    If the last setup had other inventories, change nothing.
+    If the last setup used other inventories, change nothing.
 
     Args:
         inventories: inventories of the cluster.
@@ -240,7 +245,7 @@ def _read() -> Cluster:
     document = opened(CLUSTER, json.loads(_file().read_text(encoding="utf-8")))
     facts = ClusterFacts.from_dict(document["facts"])
     if not facts.hosts:
-        raise ValueError("it has no hosts")
+        raise ValueError("it contains no hosts")
     inventories = tuple(
         BUNDLED_LOCALHOST if text == LOCALHOST else Path(text)
         for text in _texts(document["inventories"])
@@ -253,7 +258,7 @@ def _read() -> Cluster:
 
 def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
-        raise ValueError(f"{values!a} is not a list of texts")
+        raise ValueError(f"{values!a} is not a list of strings")
     return tuple(values)
 
 

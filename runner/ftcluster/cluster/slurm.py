@@ -37,10 +37,11 @@ SECONDS = 120  # time limit for srun on one node, which may be busy
 MODULE = "ansible_collections.ftcluster.cluster.plugins.modules.host_facts"
 CLOCK = ("clock_offset_seconds", "clock_error_seconds")  # facts that an action plugin measures
 SHARED = (
-    "set it up in a folder that all nodes see: ftcluster setup localhost -e ftcluster_root=false "
-    "-e ftcluster_prefix=DIR"
+    "set up ftcluster in a folder that all nodes see: ftcluster setup localhost "
+    "-e ftcluster_root=false -e ftcluster_prefix=DIR"
 )
-# a shell script whose arguments are a file that the first node has written, and a command
+# a shell script that runs a command if it sees a file; its arguments are the path of the file,
+# which the first node has written, and the command
 SEES_FILE = '[ -e "$1" ] || exit 3; shift; exec "$@"'
 UNSEEN = 3  # exit code of this script if the node does not see the file
 
@@ -51,7 +52,7 @@ class Allocation:
 
     Attributes:
         job: id of the job.
-        nodes: Slurm's names of the nodes, beginning with this node.
+        nodes: Slurm's names of the nodes, this node first.
         cpus: number of the job's CPUs on each node.
         memory: size of the job's memory on each node in bytes; empty if not known.
         here: Slurm's name of this node; "" if this machine is not one of the nodes.
@@ -101,8 +102,8 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
             if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")
         ]
         raise UsageError(
-            f"job {environment[SLURM_VARIABLE]} is heterogeneous ({' : '.join(parts)}); a "
-            "training can only use the nodes of one part",
+            f"job {environment[SLURM_VARIABLE]} is heterogeneous ({' : '.join(parts)}), but a "
+            "training run can only use the nodes of one part",
             "request all nodes at once, without `:` between options and without `#SBATCH hetjob`",
         )
     here = environment.get("SLURMD_NODENAME", "")
@@ -151,8 +152,8 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 def _not_slurms(environment: Mapping[str, str], *names: str) -> UsageError:
     said = ", ".join(f"{name}={environment.get(name, '')}" for name in names)
     return UsageError(
-        f"these are not the variables of one Slurm job: {said}",
-        f"start the command in a job, or without one: env -u {SLURM_VARIABLE} ftcluster ...",
+        f"the environment variables do not describe a single Slurm job: {said}",
+        f"start the command inside a job, or without a job: env -u {SLURM_VARIABLE} ftcluster ...",
     )
 
 
@@ -160,7 +161,7 @@ def repeated(text: str) -> tuple[int, ...]:
     """Expand Slurm's compressed list of numbers to one number per node.
 
     Raises:
-        ValueError: the text is not such a list, or exceeds the maximum number of nodes.
+        ValueError: the string is not such a list, or exceeds the maximum number of nodes.
 
     >>> repeated("4(x2),2")
     (4, 4, 2)
@@ -200,8 +201,8 @@ def cluster_of_job(job: Allocation) -> Cluster:
     head = recall().facts.head
     if head.rank_user:
         raise FtclusterError(
-            f"in {head.prefix} the account {head.rank_user} trains; in a Slurm job ranks run as "
-            "the job's user",
+            f"the setup in {head.prefix} runs ranks as the account {head.rank_user}, but in a "
+            "Slurm job ranks run as the job's user",
             SHARED,
         )
     return Cluster(
@@ -296,9 +297,9 @@ def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[
             errors="replace", timeout=SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"srun got no answer within {SECONDS} s"
+        return f"srun got no response within {SECONDS} s"
     if done.returncode == UNSEEN:
-        return f"it does not see {prefix} of {socket.gethostname()}; {SHARED}"
+        return f"it does not see the folder {prefix} of {socket.gethostname()}; {SHARED}"
     try:
         answer = parse_json(done.stdout)["facts"]
     except (ValueError, KeyError, TypeError):
@@ -318,4 +319,4 @@ def _output(argv: list[str]) -> str:
     except FileNotFoundError:
         raise FtclusterError(f"{argv[0]} is not on PATH, although this is a Slurm job") from None
     except subprocess.CalledProcessError as error:
-        raise FtclusterError(f"{' '.join(argv)} fails: {error.stderr.strip()}") from None
+        raise FtclusterError(f"{' '.join(argv)} failed: {error.stderr.strip()}") from None

@@ -1,6 +1,7 @@
 """The environment for exporting models, and the program that runs in it.
 
-An export needs torch. An export for OpenVINO also needs an older transformers than the stacks have.
+An export needs torch. An export for OpenVINO also needs an older transformers than the stacks
+contain.
 Therefore each format has its own environment; the environments of the control node and of the hosts
 stay unchanged.
 """
@@ -68,11 +69,11 @@ def environment(kind: str, view: View) -> Path:
                 if free < needed:
                     available, required = free_and_needed(free, needed)
                     raise FtclusterError(
-                        f"{folder.parent}: {available} free, {required} are needed",
+                        f"{folder.parent}: {available} are free, but {required} are needed",
                         "set XDG_CACHE_HOME to another folder",
                     )
                 view.say(
-                    f"creating an environment in {folder}, only once: {needed / 1e9:.1f} GB ..."
+                    f"creating an environment in {folder} (only once; {needed / 1e9:.1f} GB) ..."
                 )
                 _make(folder, wanted, target, Sources(indexes=stack.indexes))
     except OSError as error:

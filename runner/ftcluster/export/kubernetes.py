@@ -1,4 +1,4 @@
-"""Renders the manifests of a training for Kubeflow's operators, from a template."""
+"""Renders the manifests with which Kubeflow's operators train a recipe, from a template."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ JOB, CLAIM, COPY = "kubernetes.yaml.j2", "claim.yaml.j2", "copy.yaml.j2"  # temp
 ACCOUNT = 10001  # user and group of the node image; nodes may use ids below 10000
 JOB_FOLDER = "/opt/ftcluster/job"  # mount point of the ConfigMap
 TOKEN_FOLDER = "/opt/ftcluster/token"  # mount point of the Secret
-STOP_SECONDS = 120  # time for a stopped training to save its state
+STOP_SECONDS = 120  # time for a stopped training run to save its state
 KEPT_SECONDS = 7 * 24 * 3600  # how long finished pods and their logs are kept
 SCRATCH_GIB = 2  # size of /tmp; logs and temporary files of torch take some megabytes
 # `prepare` is one process that streams the data; it needs 0.4 GB for 20,000 rows
@@ -34,7 +34,7 @@ PREPARE = Resources(cpus=2, memory_gib=4)
 
 @dataclass(frozen=True)
 class Pods:
-    """A training that runs in pods; each host of the plan is a pod.
+    """A training run in pods; each host of the plan is a pod.
 
     Attributes:
         name: name of all objects and of the run.
@@ -42,7 +42,7 @@ class Pods:
         claim: PersistentVolumeClaim that all pods mount.
         node_selector: labels of the nodes.
         token_secret: Secret with a token for the Hugging Face Hub, or "".
-        min_nodes: minimum number of pods of a PyTorchJob; with fewer pods it does not continue.
+        min_nodes: minimum number of pods with which a PyTorchJob continues.
         max_restarts: maximum number of restarts after failures.
         code: the user's own files that the pods execute.
         template: further fields of the pods, from the user's file.
@@ -119,7 +119,7 @@ class Pods:
 
 
 def manifests(kind: str, pods: Pods) -> str:
-    """Return the manifests of a training as a job of this kind, as YAML with comments."""
+    """Return the manifests of a training run, for a job of this kind, as YAML with comments."""
     return _rendered(JOB, pods, kind=kind, python=f"{STACK}/bin/python")
 
 
@@ -155,7 +155,7 @@ def _rendered(template: str, pods: Pods, **values: str) -> str:
 
 
 def quoted(text: str) -> str:
-    r"""Return a text as a YAML scalar on a single line that is always read as a string.
+    r"""Return a string as a YAML scalar on a single line that is always read as a string.
 
     >>> print(quoted("it's 1"), quoted("a\n---\n"), quoted("\x85"))
     'it''s 1' "a\n---\n" "\N"

@@ -13,7 +13,7 @@ FILES = Path(__file__).with_name("image")
 def why_no_image(stack: Stack) -> str:
     """Explain why a stack cannot be in a node image; "" if it can."""
     if stack.has_ipex:
-        return f"stack {stack.name} has IPEX, which is archived and not part of node images"
+        return f"stack {stack.name} contains IPEX, which is archived and not part of node images"
     if stack.state == "documented" or not stack.fits_python(PYTHON):
         return f"stack {stack.name} cannot be installed on Debian 12, the node image's base"
     return ""
@@ -30,7 +30,7 @@ def files_of_image(stack: Stack) -> dict[str, bytes]:
     if not wheels:
         raise FtclusterError(
             "this ftcluster does not contain the node package, which the node image needs",
-            "install ftcluster: a checkout has only the package's source",
+            "install ftcluster: a checkout contains only the source of the node package",
         )
     lock = (roles / "torch_stack" / "files" / f"{stack.name}.txt").read_text(encoding="utf-8")
     indexes = "".join(f"--extra-index-url {url}\n" for url in stack.indexes.values())

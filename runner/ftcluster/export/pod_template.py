@@ -1,7 +1,7 @@
 """The user's template of pods: fields that a cluster requires, such as tolerations.
 
 The file is a part of a Pod as Kubernetes defines it, with `metadata` and `spec`. ftcluster adds the
-file's fields to the pods of a training, and sets all other fields. Pure functions only.
+file's fields to the pods of a training run, and sets all other fields itself. Pure functions only.
 """
 
 import re
@@ -22,7 +22,7 @@ FIELDS = {
 }  # fmt: skip
 SECTIONS = ("metadata", "spec")
 OF_PODS = {"apiVersion": "v1", "kind": "Pod"}
-TYPES = {dict: "a mapping", list: "a list of mappings", str: "a text"}
+TYPES = {dict: "a mapping", list: "a list of mappings", str: "a string"}
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1123, as a namespace's name
 # at most 63 characters, and at most 253 in the prefix ("Labels and Selectors" in Kubernetes' docs)
 LABEL_PART = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
@@ -99,7 +99,7 @@ def _problems(key: str, value: Any) -> list[str]:
         ]  # fmt: skip
         return _wrong_labels(key, value) + reserved
     if key == "metadata.annotations":
-        return [] if _is_texts(value) else [f"{key} must be a mapping of names to texts"]
+        return [] if _is_texts(value) else [f"{key} must be a mapping of names to strings"]
     if key in OF_PODS:
         return [] if value == OF_PODS[key] else [f"{key} must be {OF_PODS[key]}"]
     if key in SECTIONS:
@@ -109,7 +109,7 @@ def _problems(key: str, value: Any) -> list[str]:
 
 def _wrong_labels(key: str, value: Any) -> list[str]:
     if not _is_texts(value):
-        return [f"{key} must be a mapping of names to texts: quote numbers, true and false"]
+        return [f"{key} must be a mapping of names to strings: quote numbers, true and false"]
     return [
         f"{key}: {name!r}: {text!r} is not a valid label" for name, text in value.items()
         if not KEY.fullmatch(name) or not VALUE.fullmatch(text)

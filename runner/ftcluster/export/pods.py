@@ -1,4 +1,4 @@
-"""The resources of a training's pods, and the facts of hosts as pods. Pure functions only."""
+"""The resources of a training run's pods, and the facts of hosts as pods. Pure functions only."""
 
 from dataclasses import dataclass, replace
 
@@ -84,9 +84,9 @@ def _without_first_core(host: HostFacts) -> HostFacts:
 
 
 def uneven(plan: LaunchPlan) -> str:
-    """Return the names of hosts whose ranks have other cores than the first host's ranks, or "".
+    """Return the names of hosts whose ranks use other cores than the first host's ranks, or "".
 
-    Such hosts cannot be pods of the training, because all pods have the same template.
+    These hosts cannot be pods of the training run, because all pods have the same template.
     """
 
     def cores(host: HostPlan) -> list[tuple[object, ...]]:

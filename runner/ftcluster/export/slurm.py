@@ -1,4 +1,4 @@
-"""A training as a batch script for Slurm. Pure functions only."""
+"""Writes the batch script with which Slurm trains a recipe. Pure functions only."""
 
 import re
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ SIGNAL_SECONDS = SAVE_SECONDS + 30
 
 ABOUT = "ftcluster export slurm; ftcluster's docs/slurm.md explains the setup of the nodes"
 PROGRAM = "ftcluster"  # without a path, so that the script works for other users too
-MISSING = f"error: this job's PATH has no {PROGRAM}; add its folder to PATH, then sbatch again"
+MISSING = f"error: {PROGRAM} is not on this job's PATH; add its folder to PATH, then sbatch again"
 PATH_CHECK = f'command -v {PROGRAM} > /dev/null || {{ echo "{MISSING}" >&2; exit 127; }}'
-OPTION = re.compile(r"--[a-z-]+=[\w.,:+-]+", re.ASCII)  # sbatch would split any other text
+OPTION = re.compile(r"--[a-z-]+=[\w.,:+-]+", re.ASCII)  # sbatch would split any other string
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def batch_script(job: BatchJob) -> str:
             *lines,
             "",
             *comments(
-                ["the job has the PATH of sbatch; if needed, add commands such as `module load`"]
+                ["the job inherits PATH from sbatch; if needed, add commands like `module load`"]
             ),
             PATH_CHECK,
             *comments(["exec, because a shell would not forward Slurm's signal to ftcluster"]),

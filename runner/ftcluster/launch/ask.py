@@ -24,7 +24,7 @@ class HostStack:
         name: name of the stack's folder.
         target: the platform of all hosts, which packages must be compatible with.
         packages: versions of the stack's packages by normalized name.
-        extras: requirement lines of each package that belong to its extras, by normalized name.
+        extras: requirement lines for the extras of each package, by the package's normalized name.
     """
 
     name: str
@@ -83,7 +83,7 @@ def common_stack(described: dict[str, dict[str, Any]]) -> HostStack:
             raise FtclusterError(
                 f"packages cannot be chosen for hosts that differ in {key}: "
                 + ", ".join(f"{host} has {value}" for host, value in values.items()),
-                "set them up together, or choose hosts that are alike with --nodes",
+                "set the hosts up together, or use --nodes to choose hosts that are alike",
             )
     head, *_ = described.values()
     glibc = min((description["glibc"] for description in described.values()), key=Version)

@@ -115,8 +115,8 @@ def script_variables(
 
     Args:
         run_dir: the run's folder on the hosts.
-        hub_token: True if the ranks have a token for the Hub.
-        packages: folder with the packages of --requirements on the hosts; "" for none.
+        hub_token: True if the ranks get a token for the Hub.
+        packages: folder on the hosts with the packages of --requirements; "" for none.
         fast: True if the script uses ftcluster's kernels.
     """
     variables = {

@@ -116,7 +116,7 @@ class EventReader:
 
     def _long(self, parts: Sequence[tuple[int, int]]) -> dict[str, Any]:
         read, size = sum(end - start for start, end in parts), parts[-1][1]
-        message = f"the events are long: only {read >> 10:,} of {size >> 10:,} kB were read"
+        message = f"the events are long, so only {read >> 10:,} of {size >> 10:,} kB were read"
         return {"event": "notice", "time": self._time, "message": message}
 
     def _events(self, whole: bytes) -> list[dict[str, Any]]:
@@ -139,8 +139,8 @@ class EventReader:
             elif damaged and not self._noticed_damage:
                 self._noticed_damage = True
                 message = (
-                    f"line {self._line} of {self._path.name} of the head is damaged and skipped, "
-                    f"as are further damaged lines: {line[:100]!a}"
+                    f"line {self._line} of {self._path.name} on the head is damaged; it and "
+                    f"further damaged lines are skipped: {line[:100]!a}"
                 )
                 events.append({"event": "notice", "time": self._time, "message": message})
         return events

@@ -157,7 +157,8 @@ def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
     stack, stacks = str(answer.get("stack")), load_stacks()
     if stack not in stacks:
         raise FtclusterError(
-            f"{before.facts.head.name} has the stack {stack!a}, which this ftcluster does not have",
+            f"{before.facts.head.name} has the stack {stack!a}, which this version of ftcluster "
+            "does not know",
             "install the version of ftcluster that set up the cluster; to list the stacks of this "
             "version: ftcluster stacks",
         )
@@ -188,7 +189,7 @@ def attach(
     view: View,
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Followed:
-    """Follow a run that was launched before, from its first event to its end.
+    """Follow a run that was launched earlier, from its first event to its end.
 
     A signal ends this command, and the run continues.
 
@@ -385,7 +386,7 @@ def _reconnect_line(state: FollowState, head: str) -> str:
 
 
 def _wants_to_detach(run: str, view: View) -> bool:
-    """Ask the user. Return True if the run continues; without an answer, the run is stopped."""
+    """Ask whether the run continues, and return the answer; without an answer, return False."""
     question = f"run {run} is still running: [d]etach from it, or [s]top it? "
     try:
         return view.ask(question).lower() in ("d", "detach")
@@ -436,10 +437,10 @@ def stop(
     if outcome.state != "done":
         lines = [with_host(failure.host, failure.reason) for failure in outcome.failures]
         reasons = "".join(f"\n  {line}" for line in lines or [without_warnings(outcome.output)])
-        check = "when its hosts respond (ftcluster check), stop it again"
+        check = "once its hosts respond (see ftcluster check), stop the run again"
         raise FtclusterError(
             f"run {run} could not be stopped and may still be running{reasons}",
-            check if force else f"end it without its supervisor: ftcluster stop --force {run}",
+            check if force else f"to end it without its supervisor: ftcluster stop --force {run}",
         )
     return listed[0] if listed else None
 

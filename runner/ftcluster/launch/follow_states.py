@@ -66,7 +66,7 @@ class Event(Enum):
         NEWS: the head has sent an event of the run.
         END: the head has sent the last event of the run.
         DONE: the playbook has succeeded.
-        FAILED: the playbook has failed for another reason than AWAY or GONE.
+        FAILED: the playbook has failed for a reason other than AWAY or GONE.
         TIMEOUT: the playbook has exceeded its time limit.
         AWAY: the playbook has failed because the head does not respond.
         GONE: the playbook has failed because the supervisor on the head is gone.
@@ -112,7 +112,7 @@ FINAL = frozenset(
 PLAYS = (FollowState.LAUNCHING, FollowState.SUPERVISED, FollowState.RUNNING, FollowState.ENDED)
 RECONNECTS = (FollowState.AWAY, FollowState.GONE)
 
-# the next state while a playbook runs; `_NEXT` has the exceptions
+# the next state while a playbook runs; `_NEXT` adds the exceptions
 _WHILE_PLAYING = {
     Event.FOLLOWED: FollowState.SUPERVISED,
     Event.NEWS: FollowState.RUNNING,

@@ -1,4 +1,4 @@
-"""Keep the options of a training's launch for runs that continue it (`train --resume`).
+"""Keep the launch options of a training run for runs that continue it (`train --resume`).
 
 The options are stored in options.json in the run's folder on each host, so they survive the loss of
 the head, and any control node can read them. Values of the user's variables are not stored there: a
@@ -15,7 +15,7 @@ from ftcluster_common.protocol.formats import OPTIONS, opened, stamped
 from ftcluster_common.protocol.launch import GRACE_SECONDS
 from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS
 
-TRAINING_RESTARTS = 3  # restarts of a training, unless the user sets another number
+TRAINING_RESTARTS = 3  # restarts of a training run, unless the user sets another number
 MOST_NAMES, MOST_CHARACTERS = 5000, 300
 MOST_NUMBER = 1e9
 

@@ -110,8 +110,9 @@ def make_layer(
     python = stack.target.python
     if conflicts := requirements.conflicts(stack.packages, python):
         raise UsageError(
-            f"packages of the stack {stack.name} are not replaced\n  " + "\n  ".join(conflicts),
-            "remove the versions from the file, or set up a stack that has them: ftcluster stacks",
+            f"packages of the stack {stack.name} cannot be replaced\n  " + "\n  ".join(conflicts),
+            "remove the versions from the file, or set up a stack that contains them; to list the "
+            "stacks: ftcluster stacks",
         )
     if not requirements.for_pip(stack.packages, False):
         return None
@@ -132,7 +133,10 @@ def make_layer(
 
 
 def _key(requirements: Requirements, wheels: Path | None, stack: HostStack) -> str:
-    """Return a digest of all inputs of the choice of packages, except the content of indexes."""
+    """Return a digest of everything that determines which packages are chosen.
+
+    The contents of package indexes are not included.
+    """
     what = [
         *(requirements.for_pip(stack.packages, constraints) for constraints in (False, True)),
         requirements.options,
@@ -221,8 +225,8 @@ def _refuse_old_pip() -> None:
             f"run --requirements needs pip {OLDEST_PIP} or newer, but this is {version}: older "
             "versions do not report packages that exist only as sources, and silently choose "
             "older releases",
-            f"{shlex.join(pip_command())} install --upgrade 'pip>={OLDEST_PIP}'; to use only "
-            "packages that exist as wheels, write --only-binary :all: into the file",
+            f"to upgrade pip: {shlex.join(pip_command())} install --upgrade 'pip>={OLDEST_PIP}'; "
+            "to use only packages that exist as wheels, write --only-binary :all: into the file",
         )
 
 
@@ -310,7 +314,7 @@ def _version_notes(
             yield f"{name} {version} is a pre-release, like all versions that pip found"
         specifiers = ranges.get(name, SpecifierSet())
         for offered, why in (
-            (outcome.wheels, "its requirements conflict with other packages"),
+            (outcome.wheels, "NEWEST conflicts with other packages"),
             (outcome.sources, f"it exists only as sources; to build it, require {name}==NEWEST"),
         ):
             newer = [
@@ -320,7 +324,7 @@ def _version_notes(
             ]
             if newer:
                 newest = str(max(newer))
-                yield f"{name} {version} is not the newest version that fits, {newest}: " + (
+                yield f"{name} {version} is not the newest matching version, {newest}: " + (
                     why.replace("NEWEST", newest)
                 )
                 break

@@ -1,4 +1,4 @@
-"""Make a Launch from a plan, and format it as shell commands. Pure functions only."""
+"""Create a Launch from a plan, and format it as shell commands. Pure functions only."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
 
     Args:
         run: the run's id.
-        program: arguments of the stack's Python for each rank; if empty, a training is launched.
+        program: arguments of the stack's Python for each rank; if empty, the ranks train.
         slurm_job: id of the Slurm job whose nodes are the hosts; "" without Slurm.
     """
     folder = run_dir(plan, run)

@@ -55,7 +55,7 @@ def notify_here(notify: Notify, document: Mapping[str, Any]) -> list[str]:
     """
     delivery = Delivery(notify.command, notify.webhook, document)
     return [
-        f"{'--notify' if by == COMMAND else '--webhook'}: the notification has failed: {problem}"
+        f"{'--notify' if by == COMMAND else '--webhook'}: the notification failed: {problem}"
         for by, problem in deliver(delivery)
         if problem
     ]
@@ -86,6 +86,6 @@ def _read_webhook(path: str) -> str:
     if not URL.fullmatch(url):
         raise UsageError(
             f"--webhook: {path} does not contain the address of a webhook",
-            "the file must have one line: https://...",
+            "the file must contain a single line: https://...",
         )
     return url

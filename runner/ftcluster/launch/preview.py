@@ -225,8 +225,8 @@ def as_document(
     """Return the plan for `--json`. `ftcluster plan --facts` can read the field `facts`.
 
     Args:
-        columns: columns of each data set by their use. In the document, `columns` has the columns
-            of the first data set, or null if they are unknown.
+        columns: columns of each data set by their use. The document's field `columns` contains the
+            columns of the first data set, or null if they are unknown.
         more: further fields of the document.
     """
     return {

@@ -30,7 +30,7 @@ from ftcluster_common.protocol.run_state import RunState, is_run_id
 
 LOG = logging.getLogger(__name__)
 
-END_LINE = b'\n "end": {'  # the beginning of the field `end`, as formatted by `_write`
+END_LINE = b'\n "end": {'  # the text with which the field `end` starts, as written by `_write`
 
 FORMS: dict[str, type | tuple[type, ...]] = {  # JSON types of a record's fields
     "run": str, "ftcluster": str, "command": list, "started": (int, float), "kind": str,
@@ -47,7 +47,7 @@ def record_dir(run: str) -> Path:
         FtclusterError: the id is not a plain name.
     """
     if not is_run_id(run):
-        raise FtclusterError(f"{run!a} is not the id of a run", "list the runs: ftcluster ps")
+        raise FtclusterError(f"{run!a} is not the id of a run", "to list the runs: ftcluster ps")
     return state_dir() / "runs" / run
 
 
@@ -82,7 +82,7 @@ def complete_record(run: str, end: Mapping[str, Any]) -> None:
 
 
 def complete_from(listed: RunState) -> None:
-    """Add the run's end that the head has reported, if the record does not have the end yet."""
+    """Add the run's end that the head has reported, if the record does not contain it yet."""
     if listed.state == "running" or _has_end(listed.run):
         return
     record = read_record(listed.run)
@@ -122,7 +122,7 @@ def read_record(run: str) -> dict[str, Any] | None:
     """Return the content of a run's run.json; None if the file is missing or cannot be read."""
     try:
         return read_state(_file(run), _record)
-    # another version of ftcluster has written the file; an error would hide all other runs
+    # another version of ftcluster wrote the file; an error would hide all other runs
     except FtclusterError as error:
         LOG.warning("note: %s", error.message)
         return None
@@ -176,7 +176,7 @@ def _record(document: Any) -> dict[str, Any]:
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError: a field has the wrong type.
-        FormatError: a newer ftcluster has written the record.
+        FormatError: a newer version of ftcluster wrote the record.
     """
     document = opened(RUN_RECORD, document)
     for name, kind in FORMS.items():

@@ -1,4 +1,4 @@
-"""The common parts of trainings and scripts: launch, outcome and reasons for a failure."""
+"""The common parts of training runs and scripts: launch, outcome and reasons for a failure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ RUN_LIMIT_SECONDS = 30 * 24 * 3600  # time limit of the playbook that follows a 
 
 @dataclass(frozen=True)
 class ClusterRun(ABC):
-    """A training or a user's script that runs on the hosts of a cluster.
+    """A run on the hosts of a cluster, either training or a user's script.
 
     Attributes:
         id: id of the run, see `new_run_id`.
@@ -107,7 +107,7 @@ def failure(run: ClusterRun, followed: Followed) -> FtclusterError:
         first = progress.errors[0]
         number, host = first["rank"], first["host"]
         if number is not None and host not in {prepared.name for prepared in run.plan.prepared}:
-            host = host_of(run.plan, number)  # the error itself has only the hostname
+            host = host_of(run.plan, number)  # the error itself contains only the hostname
         return FtclusterError(*why_failed(progress, host))
     if outcome.failures:
         reasons = [with_host(event.host, event.problem) for event in outcome.failures]
@@ -116,7 +116,7 @@ def failure(run: ClusterRun, followed: Followed) -> FtclusterError:
         hint = hint or failure_hint(outcome.failures)
         return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), hint)
     if outcome.state == "timeout":
-        return FtclusterError(f"run {run.id} took longer than {RUN_LIMIT_SECONDS} s")
+        return FtclusterError(f"run {run.id} exceeded the time limit of {RUN_LIMIT_SECONDS} s")
     return failed_without_task(f"run {run.id}", outcome.output)
 
 

@@ -36,8 +36,8 @@ from ftcluster_common.user_code import NO_CODE, UserCode, code_of, declared_metr
 
 SHORT_SECONDS = 120
 MOST_RUNS = 100_000  # maximum number of runs to accept from a head, which may be hostile
-LIST = "list the runs: ftcluster ps"
-OTHER_PACKAGE = "if the hosts have another version of ftcluster: run ftcluster setup"
+LIST = "to list the runs: ftcluster ps"
+OTHER_PACKAGE = "if the hosts have a different version of ftcluster, run ftcluster setup"
 MOST_ALIKE = 20  # maximum number of matching runs to list for an ambiguous beginning of an id
 CLEAN_RUNS = 1000  # number of runs to remove with one playbook, limited by the command line
 LONG_SECONDS = 24 * 3600  # time limit for copying over a slow connection, or following a log
@@ -91,11 +91,11 @@ def list_everywhere(
     listed: dict[str, tuple[RunState, ...]] = {}
     omitted = 0
     for host, (runs, more) in pages.items():
-        if more and not most:  # the host's response has only a part of its list
+        if more and not most:  # the host's response contains only a part of its list
             listed[host] = tuple(list_runs(run_hosts.headed_by(host), beginnings)[0])
         else:
             listed[host] = runs
-            # other hosts have parts of the same runs
+            # other hosts list parts of the same runs
             omitted += more if host == run_hosts.head else 0
     merged = merged_runs(listed, run_hosts.head)
     kept = sorted(merged, key=lambda run: (run.state == "running", run.started), reverse=True)
@@ -130,7 +130,7 @@ def merged_runs(listed: Mapping[str, Sequence[RunState]], head: str) -> list[Run
 def _page(run_hosts: RunHosts, page: Runs) -> tuple[tuple[RunState, ...], int]:
     """Return one page of the runs, and the number of remaining runs.
 
-    Raises the errors of `list_runs`.
+    This raises the same errors as `list_runs`.
     """
     if run_hosts.is_here:  # without Ansible, which would take most of the time
         return _page_here(page)
@@ -194,22 +194,22 @@ def _only(beginning: str, matching: Sequence[str], where: str) -> str:
 
 @dataclass(frozen=True)
 class FoundJob:
-    """A training that was found on the hosts.
+    """A training run that was found on the hosts.
 
     Attributes:
-        run: id of the training.
-        recipe: the recipe, with the hosts' paths of folders.
-        hosts: names of the hosts that respond. Hosts that the training was prepared on come first,
-            in the order of its ranks if its head responds, and then the other hosts. Otherwise the
-            order is the cluster's.
+        run: id of the run.
+        recipe: the recipe, with the paths of its folders on the hosts.
+        hosts: names of the hosts that respond. Hosts that the run was prepared on come first, then
+            the other hosts. If the run's head responds, the former are in the order of its ranks;
+            otherwise they are in the cluster's order.
         nodes: number of hosts with ranks; at most the number of hosts that respond and were
-            prepared for the training.
-        resume: ids of the runs that the training itself continued.
+            prepared for the run.
+        resume: ids of the runs that this run itself continued.
         ipex: True if IPEX optimized the model.
         saved: True if at least one host has a checkpoint or a snapshot.
-        code: the user's Python files that the training executes.
-        options: options of the training's launch.
-        others: hosts that respond, but have no files of the training.
+        code: the user's Python files that the run executes.
+        options: options of the run's launch.
+        others: hosts that respond, but have no files of the run.
     """
 
     run: str
@@ -225,9 +225,9 @@ class FoundJob:
 
 
 def find_job(run_hosts: RunHosts, run: str, users_code: UserCode = NO_CODE) -> FoundJob:
-    """Find a training by its id, or by the beginning of its id.
+    """Find a training run by its id, or by the beginning of its id.
 
-    All hosts are searched, because the head may be lost. The user's Python files that the training
+    All hosts are searched, because the head may be lost. The user's Python files that the run
     executes come from a host. These files are accepted if this control node started the run with
     the same files, or if the user names the same files.
 
@@ -253,7 +253,7 @@ def find_job(run_hosts: RunHosts, run: str, users_code: UserCode = NO_CODE) -> F
     prepared, job = len(hosts) - len(others), everywhere[name]
     saved = any(jobs[host].get(name, {}).get("saved", True) for host in hosts if name in jobs[host])
     if job.get("purpose", "train") != "train":
-        raise FtclusterError(f"{name} has trained nothing that can be resumed", LIST)
+        raise FtclusterError(f"run {name} did not train a model, so it cannot be resumed", LIST)
     try:
         code = code_of(job.get("code"))
         _check_code(name, code, users_code)
@@ -267,7 +267,7 @@ def find_job(run_hosts: RunHosts, run: str, users_code: UserCode = NO_CODE) -> F
         )  # fmt: skip
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FtclusterError(
-            f"{name} on {hosts[0]} is not a resumable training: {ascii(str(error))[:200]}",
+            f"{name} on {hosts[0]} is not a resumable training run: {ascii(str(error))[:200]}",
             LIST,
         ) from error
 
@@ -299,15 +299,15 @@ def _check_code(run: str, code: UserCode, users_code: UserCode) -> None:
         if named and (file is None or file.sha256 != named.sha256):
             uses = f"{file.name} (SHA-256 {file.sha256[:12]})" if file else "none"
             raise FtclusterError(
-                f"{flag}: run {run} uses {uses}, and {named.name} has SHA-256 {named.sha256[:12]}",
+                f"{flag}: run {run} uses {uses}, but {named.name} has SHA-256 {named.sha256[:12]}",
                 f"omit {flag}, because a run continues with its own files; to use other files, "
-                "start a new training",
+                "start a new training run",
             )
         if file and not named and file.sha256 not in recorded:
             raise FtclusterError(
                 f"run {run} executes {file.name} (SHA-256 {file.sha256[:12]}), which this control "
                 "node has no record of",
-                f"name the file, if you trust it: {flag} {file.name}",
+                f"if you trust the file, name it: {flag} {file.name}",
             )
 
 
@@ -357,7 +357,7 @@ def fetch_model(run_hosts: RunHosts, run: str, path: str, destination: Path) -> 
     The local folder gets its name only once it is complete.
 
     Raises:
-        FtclusterError: the folder cannot be copied; the message has the reason.
+        FtclusterError: the folder cannot be copied; the message gives the reason.
         Interrupted: the user stopped the command.
     """
     play(Fetch(run_hosts.at(run), path, str(destination.absolute())), run_hosts, LONG_SECONDS)

@@ -112,7 +112,7 @@ def render_script(
     """Return the launch of a script's run.
 
     Args:
-        hub_token: True if the ranks have a token for the Hub.
+        hub_token: True if the ranks get a token for the Hub.
         layer: overlay with the packages of --requirements; None for none.
         fast: True if the script uses ftcluster's kernels.
     """
@@ -149,7 +149,7 @@ def run_script(
 
     Raises:
         Detached: a signal has ended this command only; the script continues.
-        ScriptFailed: the script failed on a rank; the error has the exit code of that rank.
+        ScriptFailed: the script failed on a rank; the error contains the exit code of that rank.
         FtclusterError: the script could not be run.
         Interrupted: the script was stopped, here or elsewhere; no rank is running any more.
         BrokenPipeError: nobody reads rank 0's output any more.
@@ -179,7 +179,7 @@ def run_script(
 def script_result(run: ScriptRun, progress: RunProgress) -> dict[str, Any]:
     """Return the result of `run --json`.
 
-    `exit_code` is None if no rank was started. `backend` is None if the script made no process
+    `exit_code` is None if no rank was started. `backend` is None if the script created no process
     group.
     """
     return {

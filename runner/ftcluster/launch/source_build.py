@@ -29,7 +29,7 @@ def build_wheel(
 ) -> None:  # fmt: skip
     """Build the wheel of a package from its sources.
 
-    pip makes an environment with the build requirements, and removes it afterwards. The package's
+    pip creates an environment with the build requirements, and removes it afterwards. The package's
     build code runs as this user, just as when pip installs a package from sources.
 
     Args:
@@ -44,7 +44,8 @@ def build_wheel(
     """
     before = set((folder / "built").iterdir())
     line = " ".join([str(requirement), *(f"--hash=sha256:{digest}" for digest in sorted(hashes))])
-    # the options are in a file rather than on the command line, because they may have credentials
+    # the options are in a file rather than on the command line, because they may contain
+    # credentials
     (folder / "build").write_text("\n".join([*options, line]) + "\n", encoding="utf-8")
     done = subprocess.run(
         [
@@ -60,7 +61,9 @@ def build_wheel(
         output = done.stderr.partition(OUTPUT_END)[0].splitlines()
         lines = [text for text in map(str.strip, output) if text and "WARNING" not in text]
         raise DownloadError(
-            redacted("\n".join([f"building {requirement} from its sources:", *lines[-LAST_LINES:]]))
+            redacted(
+                "\n".join([f"building {requirement} from sources failed:", *lines[-LAST_LINES:]])
+            )
         )
     for path in built:
         if problem := unsuited(path.name, target):
@@ -75,7 +78,7 @@ def unsuited(name: str, target: Target) -> str:
         if tag.platform == "any" and tag.abi == "none":
             return ""
         if tag.interpreter != wanted and tag.abi != "abi3":
-            return f"is for another Python than the hosts' {target.python}"
+            return f"is not for the hosts' Python {target.python}"
         if Version(local_glibc) > Version(target.glibc):
-            return f"has code for glibc {local_glibc}, and hosts have {target.glibc}"
+            return f"contains code for glibc {local_glibc}, but hosts have glibc {target.glibc}"
     return ""

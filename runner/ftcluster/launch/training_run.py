@@ -1,4 +1,4 @@
-"""Launch and follow the run of a training, and return its result."""
+"""Launch and follow a training run, and return its result."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ LOG_SAMPLES_VARIABLE = "FTCLUSTER_LOG_SAMPLES"  # see bench/notes/reliability.md
 
 @dataclass(frozen=True)
 class TrainingRun(ClusterRun):
-    """A run of a training, an evaluation, a prediction or a generation of texts.
+    """A run that trains or evaluates a model, or uses it to predict or to generate text.
 
     Attributes:
         recipe: the recipe of the run.
@@ -36,7 +36,7 @@ class TrainingRun(ClusterRun):
         must_resume: True to raise an error if none of these runs has saved a state.
         generation: prompts and sampling settings of a generation, see Job.
         prompts: path of a local file with further prompts, which grows during the run; "" for none.
-        hub_token: token with which each host downloads model and data; "" for none.
+        hub_token: token that the hosts use to download model and data; "" for none.
         code: the user's Python files that the hosts execute.
     """
 
@@ -95,7 +95,7 @@ class TrainingRun(ClusterRun):
 
 
 class HeadLost(FtclusterError):
-    """The error if the head of a training has not responded within the time limit."""
+    """The error raised if the head of a training run does not respond within the time limit."""
 
 
 def train(
@@ -107,13 +107,13 @@ def train(
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
     may_detach: bool = True,
 ) -> RunProgress:
-    """Launch a training and follow it to its end.
+    """Launch a training run and follow it to its end.
 
-    If this command detaches from the training, the result has the state "running".
+    If this command detaches from the run, the result has the state "running".
 
     Args:
         connection_options: arguments of ansible-playbook for reaching the hosts.
-        detach: True to return once the training is launched.
+        detach: True to return once the run is launched.
         head_seconds: time in seconds to wait for a head that does not respond.
         on_event: function that is called with each event of the run.
         may_detach: True if Ctrl-C asks the user and other signals detach; False if all signals stop
@@ -146,7 +146,7 @@ def train(
     needed = {"start": progress.start or run.purpose != "train", "result": progress.result}
     if missing := [name for name, event in needed.items() if not event]:
         raise FtclusterError(
-            f"run {run.id} is done, but its events have no {' and no '.join(missing)}",
+            f"run {run.id} is done, but its events contain no {' and no '.join(missing)}",
             f"check the installation on its head, and see ftcluster logs {run.id}",
             details=_details(run, progress),
         )

@@ -48,13 +48,15 @@ def read_env(
         name, equals, value = word.partition("=")
         value = value if equals else environ.get(name, "")
         if name in (plain if equals else secret):
-            problems.append(f"--env {name}: set twice: set it once")
+            problems.append(f"--env {name}: set twice; set it only once")
         if why := _problem(name, value, bool(equals), name in environ):
             problems.append(f"--env {name if NAME.fullmatch(name) else 'NAME'}: {why}")
         else:
             (plain if equals else secret)[name] = value
     if twice := plain.keys() & secret.keys():
-        problems.append(f"--env {', '.join(sorted(twice))}: named with and without a value")
+        problems.append(
+            f"--env {', '.join(sorted(twice))}: passed both with and without a value; choose one"
+        )
     if problems:
         raise UsageError("\n  ".join(problems))
     return plain, secret
@@ -68,7 +70,7 @@ def _problem(name: str, value: str, has_value: bool, is_set: bool) -> str:
         is_set: True if the variable is set on this machine.
     """
     if not NAME.fullmatch(name):
-        return "a name has letters, digits and underscores: NAME=VALUE, or NAME"
+        return "a name consists of letters, digits and underscores: NAME=VALUE, or NAME"
     if why := next((why for names, why in REFUSED.items() if re.fullmatch(names, name)), ""):
         return f"cannot be set: {why}"
     if has_value and may_hold_credentials(name, value):
@@ -77,8 +79,8 @@ def _problem(name: str, value: str, has_value: bool, is_set: bool) -> str:
             f"machine, and pass --env {name} without a value"
         )
     if not has_value and not is_set:
-        return "not set on this machine"
+        return "the variable is not set on this machine"
     if len(value.encode(errors="surrogateescape")) > MOST_BYTES:
-        return f"more than {MOST_BYTES:,} bytes"
+        return f"the value is longer than {MOST_BYTES:,} bytes"
     wrong = {"\0", *("\n\r" if has_value else "")} & {*value}
-    return "a line break or NUL in its value" if wrong else ""
+    return "the value contains a line break or NUL" if wrong else ""

@@ -134,7 +134,7 @@ def _words(variables: Mapping[str, str]) -> Iterator[str]:
 def cluster_of(connection: Connection, view: View) -> Cluster:
     """Return the requested cluster.
 
-    If the connection names inventories, the cluster has only the hosts that respond.
+    If the connection names inventories, the cluster contains only the hosts that respond.
 
     Raises:
         FtclusterError: no host responds, no host has an active stack, or no cluster has been set up
@@ -162,7 +162,7 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
 
 
 def cluster_run_hosts(connection: Connection, view: View) -> RunHosts:
-    """Return the hosts of the requested cluster's runs. Raises the errors of `cluster_of`."""
+    """Return the hosts of the requested cluster's runs. This raises the errors of `cluster_of`."""
     return reached(run_hosts_of(cluster_of(connection, view)), connection)
 
 
@@ -183,7 +183,9 @@ def all_runs(
     """
     runs, omitted, silent = list_everywhere(run_hosts, beginnings, most)
     if silent:
-        view.say(f"no answer from {short_names(silent)}: runs whose head is there are not listed")
+        view.say(
+            f"no response from {short_names(silent)}, so runs with their head there are not listed"
+        )
     return runs, omitted
 
 
@@ -203,7 +205,7 @@ def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:
     run_hosts = cluster_run_hosts(connection, view)
     runs, _ = all_runs(run_hosts, view, (name,) if name else (), MOST_ALIKE if name else NEWEST)
     if not name and not runs:
-        raise UsageError(f"there are no runs on {run_hosts.head}", "start one: ftcluster train")
+        raise UsageError(f"there are no runs on {run_hosts.head}", "to start one: ftcluster train")
     state = named_run(name, runs, short_names(run_hosts.hosts)) if name else runs[0]
     at_launch = None if name else recorded_run_hosts(state.run)
     if at_launch:
@@ -214,6 +216,6 @@ def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:
         at_launch = recorded_run_hosts(state.run)
         message = f"run {state.run} was not launched on {run_hosts.head}"
         if at_launch and at_launch.head not in run_hosts.hosts:
-            message = f"{at_launch.head}, the head of run {state.run}, does not answer"
+            message = f"{at_launch.head}, the head of run {state.run}, does not respond"
         raise FtclusterError(message, head_lost_hint(state.run))
     return run_hosts, state.run

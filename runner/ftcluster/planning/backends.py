@@ -19,8 +19,8 @@ IPEX_FLAG = "avx512f"  # required by IPEX's training kernels
 WORKERS = 1  # number of oneCCL workers of each rank
 NO_WORKER = "; not ccl, because a rank with one core has no core for oneCCL's worker"
 WHY = {
-    IMPI: "on one host Intel MPI averages gradients faster than gloo, see docs/speed.md",
-    GLOO: "the backend that every torch for CPUs has",
+    IMPI: "the default without a measurement; to measure the backends: ftcluster bench allreduce",
+    GLOO: "every CPU build of torch contains this backend",
 }
 
 
@@ -28,7 +28,7 @@ def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
     """Return the stack that all hosts have.
 
     Raises:
-        PlanError: the hosts have different stacks, or this version of ftcluster does not have their
+        PlanError: the hosts have different stacks, or this version of ftcluster does not know their
             stack.
     """
     name = facts.head.stack
@@ -40,7 +40,7 @@ def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
         )
     if name not in stacks:
         raise PlanError(
-            f"the hosts have the stack {name}, which this version of ftcluster does not have",
+            f"the hosts have the stack {name}, which this version of ftcluster does not know",
             "set the hosts up again: ftcluster setup; to list the stacks: ftcluster stacks",
         )
     return stacks[name]
@@ -55,48 +55,50 @@ def choose_ipex(
         recipe: recipe of the training; None for a user's script.
 
     Raises:
-        PlanError: the recipe requires IPEX, but the stack lacks it, or the recipe also resumes a
-            training, takes local steps or tunes a model for instructions.
+        PlanError: the recipe requires IPEX, but the stack does not contain IPEX, or the recipe also
+            resumes a run, takes local steps or tunes a model for instructions.
     """
     if recipe is None:
         return False, "the script decides"
     asked = recipe.training.use_ipex
     checkpoint = recipe.training.resume_from_checkpoint
     local = "local steps do not work with IPEX" if recipe.training.sync == "local" else ""
-    resumes = f"with IPEX, a training cannot continue from {checkpoint}" if checkpoint else ""
+    resumes = f"with IPEX, training cannot continue from {checkpoint}" if checkpoint else ""
     kernels = "adapters do not work with IPEX" if recipe.adapters else ""
     against = resumes or local or recipe.spec.against_ipex or kernels
     if asked is True:
         if not stack.has_ipex:
             having = [other for other in stacks.values() if other.has_ipex]
             raise PlanError(
-                f"training.use_ipex=true, but stack {stack.name} does not have IPEX",
+                f"training.use_ipex=true, but stack {stack.name} does not contain IPEX",
                 install_hint(having),
             )
         if against:
-            raise PlanError(f"training.use_ipex=true: {against}", "set training.use_ipex=false")
+            raise PlanError(
+                f"training.use_ipex=true is not possible: {against}", "set training.use_ipex=false"
+            )
         return True, f"set in recipe {recipe.name}"
     if asked is False:
         return False, f"set in recipe {recipe.name}"
     if not stack.has_ipex:
-        return False, f"stack {stack.name} does not have it; today's torch uses AMX by itself"
+        return False, f"stack {stack.name} does not contain IPEX; torch itself uses AMX"
     if against:
         return False, against
     without = [host.name for host in hosts if IPEX_FLAG not in host.cpu_flags]
     if without:
-        return False, f"no AVX512 on {', '.join(without)}, which its kernels need"
-    return True, f"stack {stack.name} has it, and every host has AVX512"
+        return False, f"IPEX's kernels need AVX512, which is missing on {', '.join(without)}"
+    return True, f"stack {stack.name} contains IPEX, and every host has AVX512"
 
 
 def check_quantization(recipe: Recipe, stack: Stack, stacks: Mapping[str, Stack]) -> None:
     """Check that the stack has bitsandbytes, if the recipe needs it.
 
     Raises:
-        PlanError: the recipe needs bitsandbytes, and the stack does not have it.
+        PlanError: the recipe needs bitsandbytes, but the stack does not contain it.
     """
     if recipe.load_in_4bit and not stack.version(BITSANDBYTES):
         raise PlanError(
-            f"load_in_4bit=true, but stack {stack.name} does not have {BITSANDBYTES}",
+            f"load_in_4bit=true, but stack {stack.name} does not contain {BITSANDBYTES}",
             install_hint([other for other in stacks.values() if other.version(BITSANDBYTES)]),
         )
 
@@ -144,8 +146,8 @@ def choose_backend(
         others = ", ".join(f"{name} {times[name]:.3g} ms" for name in times if name != fastest)
         mib = measured.bytes / 2**20
         size = f"{mib:g} MiB" if mib >= 1 else f"{mib * 1024:g} KiB"
-        why = f"{measured.by} found it the fastest: {times[fastest]:.3g} ms for {size}, {others}"
+        why = f"{measured.by} found it fastest: {times[fastest]:.3g} ms for {size}, {others}"
         return fastest, f"{why}{left_out}"
     if usable[0] == CCL:
-        return CCL, f"stack {stack.name} has oneccl_bind_pt"
+        return CCL, f"stack {stack.name} contains oneccl_bind_pt"
     return usable[0], f"{WHY[usable[0]]}{left_out}"

@@ -37,10 +37,11 @@ class StepWorkload:
         parts: number of gradient accumulation steps.
         tokens: maximum number of tokens of a text.
         texts: number of texts in a sample; the model computes each text separately.
-        predicts_tokens: True if the loss is over the vocabulary, at the target tokens.
-        logits_share: fraction of a text's tokens that have logits.
+        predicts_tokens: True if the loss is computed over the vocabulary at each target token.
+        logits_share: fraction of a text's tokens for which logits are computed.
         precision: bf16 or fp32.
         model: size of the model; None if it is not known.
+        ipex: True if IPEX optimizes the model.
         sharded: True if the optimizer is sharded over the ranks.
         local: True if hosts take local steps.
         adapter_rank: rank of low-rank adapters; None if all weights are trained.
@@ -50,9 +51,9 @@ class StepWorkload:
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
         targets: maximum number of target tokens of an encoder-decoder model; 0 for other models.
         dora: True if adapters have magnitudes (DoRA).
-        trains_head: True if all weights of a classifier's head are trained beside adapters.
+        trains_head: True if all weights of a classifier's head are trained along with adapters.
         can_load_in_4bit: True if the task can store frozen weights in NF4.
-        sparse: True if the vector of a text has an element for each token of the vocabulary.
+        sparse: True if the vector of a text contains an element for each token of the vocabulary.
     """
 
     samples: int | None = None
@@ -86,7 +87,7 @@ class StepWorkload:
         longest = (model and model.positions) or recipe.max_length
         tokens = min(recipe.max_length, longest)  # longer texts are truncated, see tasks.base
         training, spec = recipe.training, recipe.spec
-        # the loss compares outputs with those of the initial model, or with those of a teacher
+        # the loss compares the outputs with the outputs of the initial model, or of a teacher
         compared = spec.compares_with_start(recipe.options) or recipe.teacher is not None
         evaluates = compared or training.eval_strategy != "no" or training.eval_on_start
         most = training.per_device_eval_batch_size
@@ -126,7 +127,7 @@ class StepWorkload:
     def share(self, rank: int, world: int) -> int:
         """Return a rank's number of samples in a batch; 0 if the batch size is not known.
 
-        If the batch size is not divisible by `world`, the first ranks have one more sample.
+        If the batch size is not divisible by `world`, the first ranks get one more sample.
         """
         each, more = divmod(self.total(world) or 0, world)
         return each + (rank < more)
@@ -136,7 +137,7 @@ class StepWorkload:
         return math.ceil(self.share(0, world) / self.parts)
 
     def need(self, world: int) -> Need | None:
-        """Return the memory that the rank with the most samples needs; None if not known."""
+        """Return the memory that the rank with the most samples needs; None if it is not known."""
         if self.model is None or self.samples is None:
             return None
         texts = self.at_once(world) * self.texts
@@ -230,8 +231,8 @@ class StepWorkload:
         if any(needed.states + needed.runtime > USABLE * host.memory_bytes for host in full):
             advice = ["a smaller model", *better]
         raise PlanError(
-            f"not enough memory: a rank needs {self.explain(needed, world)}, and ranks may use "
-            f"{USABLE:.0%} of a host's memory\n  " + "\n  ".join(lines),
+            f"not enough memory: a rank needs {self.explain(needed, world)}, and the ranks of a "
+            f"host may use {USABLE:.0%} of its memory\n  " + "\n  ".join(lines),
             f"use {', '.join(advice[:-1])} or {advice[-1]}",
         )
 
@@ -257,7 +258,7 @@ class StepWorkload:
         text = (
             f"{gigabytes(needed.total)}: {each:.3g} bytes ({what}) for each of "
             f"{self.model.parameters / 1e6:,.0f} million parameters, "
-            f"{gigabytes(needed.runtime)} for Python with its libraries"
+            f"{gigabytes(needed.runtime)} for Python and its libraries"
         )
         samples = counted(self.at_once(world), "sample")
         if self.texts > 1:
@@ -287,7 +288,7 @@ class StepWorkload:
         each, more = divmod(samples, world)
         in_parts = f", in {self.parts} accumulation steps" if self.parts > 1 else ""
         if world == 1:
-            return counted(samples, "sample"), f"one rank has the whole batch{in_parts}"
+            return counted(samples, "sample"), f"one rank gets the whole batch{in_parts}"
         if not more:
             why = f"a batch of {samples} on {world} ranks{in_parts}"
             return f"{counted(each, 'sample')} a rank", why
@@ -322,9 +323,10 @@ class StepWorkload:
 def _logits_share(recipe: Recipe, ipex: bool) -> float:
     """Return the largest fraction of a text's tokens for which logits are computed.
 
-    If the last layer is fused with the loss, only target tokens have logits. Masked language models
-    have the masked tokens as targets. In conversations, the answers are the targets, which may be
-    nearly all tokens. If the last layer is not fused, all tokens have logits.
+    If the last layer is fused with the loss, logits are computed only for target tokens. In masked
+    language models, the masked tokens are the targets. In conversations, the answers are the
+    targets, which may be nearly all tokens. If the last layer is not fused, logits are computed for
+    all tokens.
     """
     fused = not ipex and not recipe.training.label_smoothing_factor
     return recipe.spec.logits_share(recipe.options) if fused else 1.0

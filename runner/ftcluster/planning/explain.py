@@ -30,14 +30,16 @@ def threads(host: HostFacts, layout: Layout, world: int, workers: int, asked: st
         cpus = f"{host.cpu_quota:g} CPU{'s' * (host.cpu_quota != 1)}"
         why = (
             f"a quota of {cpus} for {counted(len(layout.ranks), 'rank')}; "
-            "the kernel chooses the cores, because other processes may use all of them too"
+            "the kernel chooses the cores, because other processes may also use all of them"
         )
     else:
         why = f"{counted(layout.cores, 'core')} per rank" + (" or more" if len(counts) > 1 else "")
         if host.threads > host.cores:
-            why += ", without their second hardware threads, which share the cores' units"
+            why += ", without second hardware threads, which share the cores' execution units"
         if layout.spare:
-            why += f", {counted(layout.spare, 'core')} unused so that all ranks have equally many"
+            why += (
+                f", {counted(layout.spare, 'core')} unused so that all ranks have the same number"
+            )
     return value, f"{why}; {_communication(layout, world, workers, asked)}"
 
 
@@ -51,30 +53,33 @@ def _communication(layout: Layout, world: int, workers: int, asked: str) -> str:
         return f"cores reserved for communication: {layout.kept} of {layout.cores} ({asked})"
     if layout.kept:
         return (
-            f"1 of {layout.cores} is reserved for communication, which would slow down a thread "
-            "that all others wait for"
+            f"1 of {layout.cores} is reserved for communication, which would otherwise slow down a "
+            "thread that all others wait for"
         )
     if world == 1:
         return "none is reserved for communication, because there is no other rank"
     return (
-        f"none is reserved for communication, because 1 of {layout.cores} would cost more than it "
-        f"gains (reserved from {COMMUNICATION_FROM} cores on)"
+        f"none is reserved for communication, because 1 of {layout.cores} would cost more than "
+        f"it gains (one is reserved from {COMMUNICATION_FROM} cores on)"
     )
 
 
 def system(host: HostFacts, layout: Layout) -> Reason:
     """Explain the number of cores that are reserved for the host's own services."""
     if layout.system:
-        return "1", "its services would slow down a thread that all others wait for"
+        return (
+            "1",
+            "the host's services would otherwise slow down a thread that all others wait for",
+        )
     if layout.floating:
         return "0", "the quota is for the ranks alone"
     if host.threads > host.cores:
-        return "0", "its services run on the second hardware threads"
+        return "0", "the host's services run on the second hardware threads"
     if layout.kept:
-        return "0", "its services run on the cores reserved for communication"
+        return "0", "the host's services run on the cores reserved for communication"
     return "0", (
-        f"its services need little, and 1 core of {host.cores} is {1 / host.cores:.0%} of the host "
-        f"(reserved from {SYSTEM_FROM} cores on)"
+        f"the host's services need little, and 1 core of {host.cores} is {1 / host.cores:.0%} of "
+        f"the host (one is reserved from {SYSTEM_FROM} cores on)"
     )
 
 
@@ -132,17 +137,19 @@ def openmp(host: HostFacts) -> Reason:
             "Intel's OpenMP is installed and up to 10 % faster; its threads sleep after waiting "
             "for 1 ms instead of 200 ms, so that other threads can use the core"
         )
-    return "torch's own", "libiomp5 is not installed; KMP_ variables would have no effect"
+    return "torch's own", "Intel's libiomp5 is not installed, so KMP_ variables have no effect"
 
 
 def interface(host: HostFacts, hosts: int) -> Reason:
     """Explain which network interface the ranks use."""
     if not host.network_interface:
-        return "the ranks' own choice", "no interface has the host's address; check: ip address"
+        return "the ranks' own choice", (
+            "no network interface has the host's address; to list the addresses: ip address"
+        )
     if hosts > 1:
         return host.network_interface, (
-            "it has the address that the other hosts use; by default gloo would use the "
-            "interface that the host's name resolves to"
+            "the other hosts use its address; by default, gloo would use the interface that the "
+            "host's name resolves to"
         )
     return host.network_interface, "all ranks are on this host, and no other host can connect"
 
@@ -150,7 +157,7 @@ def interface(host: HostFacts, hosts: int) -> Reason:
 def provider(network: Reason, backend: str) -> Reason:
     """Explain the choice of libfabric's provider between hosts. gloo does not use libfabric."""
     value, why = network
-    only_mpi = "; for MPI only, gloo uses TCP" if backend == GLOO and value != TCP else ""
+    only_mpi = "; only MPI uses it, gloo uses TCP" if backend == GLOO and value != TCP else ""
     return value, why + only_mpi
 
 

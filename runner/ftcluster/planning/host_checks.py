@@ -29,13 +29,14 @@ def check_addresses(facts: ClusterFacts) -> None:
     if lines:
         raise PlanError(
             "other hosts cannot reach a loopback address\n  " + "\n  ".join(lines),
-            "set ftcluster_address=ADDRESS for them in the inventory and run ftcluster setup again",
+            "set ftcluster_address=ADDRESS for these hosts in the inventory, and run ftcluster "
+            "setup again",
         )
     lines = [f"{host.name} at {host.network_address}" for host in facts.hosts
              if ":" in host.network_address]  # fmt: skip
     if lines:
         raise PlanError(
-            "mpirun reaches hosts by IPv4 only\n  " + "\n  ".join(lines),
+            "mpirun reaches hosts only over IPv4\n  " + "\n  ".join(lines),
             "set ftcluster_address to an IPv4 address of each host and run ftcluster setup again",
         )
     names: dict[str, list[str]] = {}
@@ -71,9 +72,9 @@ def choose_precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple
     without = [host.name for host in hosts if not _has_bf16(host)]
     if not without:
         return "bf16", "every host has AMX or AVX512-BF16"
-    others = "" if len(without) == len(hosts) else "; the other hosts alone would use bf16"
+    others = "" if len(without) == len(hosts) else "; without them, bf16 would be used"
     names = short_names(without)
-    return "fp32", f"no AMX or AVX512-BF16 on {names}, where bf16 is slower{others}"
+    return "fp32", f"no AMX or AVX512-BF16 on {names}, so bf16 is slower there{others}"
 
 
 def _has_bf16(host: HostFacts) -> bool:

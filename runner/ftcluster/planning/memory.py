@@ -32,10 +32,11 @@ BUFFERS = 7 * 25 * 2**20
 
 @dataclass(frozen=True)
 class Costs:
-    """Memory costs of a training other than weights, gradients and optimizer states.
+    """Memory costs of training other than weights, gradients and optimizer states.
 
     Attributes:
-        runtime: bytes of Python with torch and transformers, and of a layer's temporary tensors.
+        runtime: baseline memory of a rank in bytes: the Python process with torch and transformers
+            imported, and the temporary tensors of a layer.
         activations: bytes per token, layer and feature.
         attention: bytes per pair of tokens, layer and head.
         logits: bytes per token and vocabulary entry.
@@ -95,7 +96,7 @@ class Need:
     Attributes:
         states: bytes of weights, gradients and optimizer states.
         activations: maximum bytes that the forward pass keeps for the backward pass.
-        runtime: bytes of Python with its libraries.
+        runtime: baseline memory in bytes: the Python process with its libraries imported.
         saving: extra bytes for loading or saving weights, when no activations are kept.
         evaluating: extra bytes for an evaluation, when no activations are kept.
     """
@@ -139,17 +140,17 @@ def need(
         local: True if hosts take local steps.
         samples: number of samples that a rank computes at once.
         tokens: maximum number of tokens of a sample; shorter samples are padded to this length.
-        predicts_tokens: True if the loss is over the vocabulary, at the target tokens.
+        predicts_tokens: True if the loss is computed over the vocabulary at each target token.
         adapter_rank: rank of low-rank adapters; None if all weights are trained.
-        checkpointing: True if activations are recomputed in the backward pass. Then the memory has
-            only the activations of one layer and the inputs of all layers.
+        checkpointing: True if activations are recomputed in the backward pass. Then only the
+            activations of one layer and the inputs of all layers are kept in memory.
         in_4bit: True if frozen weights other than embeddings are in NF4.
         merged: True if adapters are merged into the weights at the end of the training.
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
         targets: maximum number of target tokens of an encoder-decoder model; 0 for other models.
-        logits_share: fraction of tokens that have logits, which may be the target tokens only.
+        logits_share: fraction of tokens for which logits are computed.
         dora: True if adapters have magnitudes (DoRA).
-        trains_head: True if all weights of a classifier's head are trained beside adapters.
+        trains_head: True if all weights of a classifier's head are trained along with adapters.
         vectors: number of fp32 vectors with an element for each token of the vocabulary that a step
             keeps; 0 unless a sparse encoder is trained.
     """
@@ -199,7 +200,7 @@ def need(
         return Need(whole, activations, costs.runtime, FP32 * size.parameters, evaluating)
     states = int(size.parameters * sharded_bytes(precision, shards))
     buffers = min(BUFFERS, 2 * FP32 * size.parameters)
-    # each rank has all fp32 weights at the start. The first ranks of two hosts gather them again
+    # each rank keeps all fp32 weights at the start. The first ranks of two hosts gather them again
     # while a checkpoint is saved
     return Need(states + buffers, activations, costs.runtime, FP32 * size.parameters, evaluating)
 
@@ -217,10 +218,11 @@ def adapter_parameters(size: ModelSize, rank: int, trains_head: bool = False) ->
 
 
 def sharded_bytes(precision: str, shards: int) -> float:
-    """Return the bytes per parameter of a rank with a sharded optimizer, without send buffers.
+    """Return how many bytes per parameter a rank needs with a sharded optimizer.
 
-    A rank has all weights for the forward and backward pass, and its shard of the gradients and of
-    AdamW's states. In bf16, it also has its shard of the fp32 weights.
+    A rank keeps all weights for the forward and backward pass, and its shard of the gradients and
+    of AdamW's states. In bf16, it also keeps its shard of the fp32 weights. Send buffers are not
+    included.
     """
     if precision == "bf16":
         return BF16_COPY + BYTES_A_PARAMETER / shards

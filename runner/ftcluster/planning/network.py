@@ -24,7 +24,7 @@ def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
         )
     provider = choose_provider([host.network for host in hosts])
     if AUTO not in asked:
-        return provider, f"set in the inventory, {ASKED}"
+        return provider, f"set in the inventory: {ASKED}"
     if not any(host.rdma for host in hosts):
         return provider, "no host has an RDMA device"
     best = {host.name: best_device(host.network) for host in hosts}

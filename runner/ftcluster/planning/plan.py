@@ -107,7 +107,7 @@ class LaunchPlan:
         precision: bf16 or fp32.
         rank_user: the account that ranks run as; "" for the login user.
         provider: libfabric's provider for MPI between hosts; "" for one host.
-        shard_optimizer: True if each rank has only a part of the optimizer.
+        shard_optimizer: True if each rank stores only a part of the optimizer.
         spares: hosts that may replace a lost host.
     """
 
@@ -178,7 +178,7 @@ def first_hosts(
         absent: the cluster's other hosts.
 
     Raises:
-        PlanError: there are fewer hosts than `count`; names the absent hosts.
+        PlanError: there are fewer hosts than `count`; the message names the absent hosts.
     """
     available = len(facts.hosts)
     if count and count > available:
@@ -217,14 +217,14 @@ def plan(
         ranks_per_host: number of ranks on each host; None for the recipe's value.
         model: size of the model; None if it is not known. If it is known, the plan checks that the
             model fits into the hosts' memory.
-        trains: True for a training, whose batch must have a sample for each rank. False allows any
+        trains: True for training, whose batch must contain a sample for each rank. False allows any
             number of ranks.
 
     Raises:
-        PlanError: lists all problems with their hosts. Hosts have different stacks or network
-            providers, or unreachable addresses. A host has too few cores or too little memory for
-            its ranks. The batch has fewer samples than ranks. The stack or a host lacks something
-            that the recipe requires.
+        PlanError: there are problems; the message lists all of them with their hosts. Hosts may
+            have different stacks or network providers, or unreachable addresses. A host may have
+            too few cores or too little memory for its ranks. The batch may contain fewer samples
+            than there are ranks. The stack or a host may lack something that the recipe requires.
     """
     inputs = _Inputs(_by_loopback(facts), recipe, stacks, ranks_per_host, model, trains, tuned)
     topologies = [Topology.of(host) for host in inputs.facts.hosts]
@@ -282,7 +282,7 @@ class _Choices:
     Attributes:
         network: libfabric's provider and the reason; None for a single host.
         counts: number of ranks of each host and the reason, by host name.
-        sharding: True if each rank has only a part of the optimizer, and the reason.
+        sharding: True if each rank stores only a part of the optimizer, and the reason.
     """
 
     precision: tuple[str, str]
@@ -308,7 +308,7 @@ def _choose(inputs: _Inputs, topologies: Sequence[Topology]) -> _Choices:
     """Make the decisions that all ranks share.
 
     Raises:
-        PlanError: lists the problems of all checks, see `plan`.
+        PlanError: checks failed; the message lists the problems of all checks, see `plan`.
     """
     facts, recipe, stacks = inputs.facts, inputs.recipe, inputs.stacks
     stack = ipex = network = None

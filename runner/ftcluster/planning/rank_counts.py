@@ -11,9 +11,9 @@ from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
 
-# If ranks span neighbouring nodes, ranks of different hosts are of more equal size, but remote
-# memory costs part of the gain. Ranks span nodes only if the estimated speed-up of the whole
-# cluster has at least this factor.
+# If ranks span neighbouring nodes, the ranks of different hosts are more equal in size, but remote
+# memory costs part of the gain. Ranks span nodes only if the whole cluster is estimated to become
+# faster by at least this factor.
 WORTH_SPANNING = 1.1
 ACROSS_SOCKETS = 0.7  # relative speed of a core whose rank also has memory on another socket
 
@@ -23,7 +23,9 @@ class Count:
     """The number of ranks of one host.
 
     Attributes:
-        at_most: True if the number is an upper limit: a host with fewer cores has fewer ranks.
+        ranks: number of ranks.
+        why: the reason for this number.
+        at_most: True if the number is an upper limit, so a host with fewer cores gets fewer ranks.
     """
 
     ranks: int
@@ -51,12 +53,13 @@ def choose_counts(
 ) -> dict[str, Count]:
     """Return the number of ranks on each host, by the host's name.
 
-    The default is one rank for each NUMA node. A host has fewer ranks, each with several whole
+    The default is one rank for each NUMA node. A host gets fewer ranks, each on several whole
     nodes, in three cases: the batch has too few samples, the host has too little memory, or ranks
-    of other hosts would wait for much smaller ranks. Each host has at least one rank.
+    of other hosts would wait for much smaller ranks. Each host gets at least one rank.
 
     Raises:
-        PlanError: the command line requests more ranks than a host has cores; lists these hosts.
+        PlanError: the command line requests more ranks than a host has cores; the message lists
+            these hosts.
     """
     if requested:
         return _requested(hosts, requested)
@@ -68,9 +71,9 @@ def choose_counts(
         name = topology.host.name
         ranks = in_memory[name]
         if ranks < balanced[name]:
-            why = "its memory is too small for more ranks"
+            why = "the host's memory is too small for more ranks"
         elif ranks < fitting[name]:
-            why = "ranks have equal parts of a batch, so larger ranks would wait"
+            why = "ranks get equal parts of a batch, so ranks with more cores would wait"
         else:
             why = f"a batch of {batch.samples} samples is too small for more ranks"
         counts[name] = Count(ranks, _reason(topology, ranks, why))
@@ -103,9 +106,9 @@ def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
 
 
 def _for_the_batch(hosts: Sequence[Topology], batch: StepWorkload) -> dict[str, int]:
-    """Return the largest numbers of ranks with which each rank has a sample, by host name.
+    """Return the largest numbers of ranks with which each rank gets a sample, by host name.
 
-    If the batch is too small for that, each host has its smallest possible number of ranks.
+    If the batch is too small for that, each host gets its smallest possible number of ranks.
     """
     possible = {topology.host.name: topology.even_counts for topology in hosts}
     most = max(counts[0] for counts in possible.values())
@@ -166,7 +169,7 @@ def _most(
 ) -> dict[str, int]:
     """Return the largest of each host's `even_counts` that is at most `most` and passes `good`.
 
-    If there is no such number, the host has one rank.
+    If there is no such number, the host gets one rank.
     """
     highest = {}
     for topology in hosts:
@@ -180,7 +183,8 @@ def _reason(topology: Topology, ranks: int, why_fewer: str) -> str:
     """Return the reason why a host has this number of ranks."""
     used, unused = topology.used, topology.unused
     if topology.host.cores == 1:
-        return "its CPU quota is too small for two ranks" if topology.limited else "it has one core"
+        limited = "the host's CPU quota is too small for two ranks"
+        return limited if topology.limited else "the host has one core"
     if ranks < topology.even_counts[0]:
         text = f"{len(used) // ranks} NUMA nodes each: {why_fewer}"
     elif ranks < len(used):

@@ -16,7 +16,7 @@ from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.host_names import short_names
 from ftcluster_common.recipe import Recipe
 
-SLOW_MBITS = 2500  # network speed up to which sharding was measured to be faster
+SLOW_MBITS = 2500  # up to this network speed, sharding was faster in measurements
 WORTH = 0.75  # shard only if the traffic is at most this fraction of the unsharded traffic
 
 
@@ -45,19 +45,23 @@ def choose_sharding(
         return False, "the script decides"
     asked = recipe.training.shard_optimizer
     if recipe.training.sync == "local":
-        why = "with sync: local each rank has all weights"
+        why = "with sync: local, each rank keeps all weights"
         if asked is True:
             raise PlanError(
-                f"training.shard_optimizer=true: {why}", "remove one of the two settings"
+                f"training.shard_optimizer=true is not possible: {why}",
+                "remove one of the two settings",
             )
         return False, why
     if batch.ipex:
         why = "IPEX needs all weights in fp32 on each rank"
         if asked is True:
-            raise PlanError(f"training.shard_optimizer=true: {why}", "set training.use_ipex=false")
+            raise PlanError(
+                f"training.shard_optimizer=true is not possible: {why}",
+                "set training.use_ipex=false",
+            )
         return False, why
     if recipe.lora_r is not None:
-        return False, "only adapters are trained, and their optimizer is small"
+        return False, "only adapters are trained, and their optimizer state is small"
     if asked != "auto":
         return asked, tuned.reason(recipe, "training.shard_optimizer")
     sharded = replace(batch, sharded=True)
@@ -77,19 +81,23 @@ def choose_sharding(
         assert whole  # without a known need, there would be no memory limit
         assert part
         return True, (
-            f"a rank needs {gigabytes(part.total)} instead of {gigabytes(whole.total)}, which "
-            f"would be too much for the memory of {short_names(full)}"
+            f"with sharding, a rank needs {gigabytes(part.total)} instead of "
+            f"{gigabytes(whole.total)}, which would be too much for the memory of "
+            f"{short_names(full)}"
         )
     if mbits is None or mbits > SLOW_MBITS:
         return False, "memory suffices, and no network is known to be slow enough for sharding"
     if batch.precision == "fp32" or batch.parts > 1:
-        return False, "memory suffices; no traffic is saved in fp32 or with accumulation steps"
+        return False, (
+            "memory suffices, and sharding saves no traffic in fp32 or with accumulation steps"
+        )
     share = bytes_share(batch)
     if share > WORTH:
         return False, (
-            f"memory suffices; because of the embeddings, sharding sends {share:.0%} of the bytes"
+            f"memory suffices, and because of the embeddings, sharding would still send "
+            f"{share:.0%} of the bytes"
         )
-    return True, f"sharding sends {share:.0%} of the bytes, and the network has {mbits:.0f} Mbit/s"
+    return True, f"sharding sends {share:.0%} of the bytes, on a network with {mbits:.0f} Mbit/s"
 
 
 def bytes_share(batch: StepWorkload) -> float:

@@ -42,7 +42,7 @@ def next_hosts(
         absent: the cluster's other hosts.
 
     Raises:
-        UsageError: there are too few hosts (the message names absent hosts); or only the head has
+        UsageError: there are too few hosts (the message names absent hosts); or only the head runs
             ranks, and no spare can replace the head.
     """
     nodes = nodes or len(facts.hosts)
@@ -57,7 +57,7 @@ def next_hosts(
             "; ".join([*(host.remedy for host in absent), "use fewer spares, or fewer --nodes"]),
         )
     if count and nodes == 1:
-        raise UsageError("--spares needs --nodes 2 or more: no spare can replace the head")
+        raise UsageError("--spares needs --nodes 2 or more, because no spare can replace the head")
     return remaining[:count]
 
 
@@ -105,7 +105,7 @@ def plan_with_spares(
                 )
         planned.append(other.hosts[-1])
     names = short_names([spare.name for spare in spares])
-    why = "prepared, without ranks; a restart uses them in place of lost hosts"
+    why = "prepared, but without ranks; a restart uses them in place of lost hosts"
     decisions = (*decided.decisions, Decision("spares", names, why), *without_ranks)
     return replace(decided, decisions=decisions, spares=tuple(planned))
 

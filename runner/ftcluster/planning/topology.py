@@ -140,7 +140,7 @@ def _domains(host: HostFacts) -> tuple[Domain, ...]:
 def near_groups(host: HostFacts, used: Sequence[Domain], count: int) -> list[list[Domain]]:
     """Divide domains into `count` groups of equal size.
 
-    Each group has a first domain and the domains nearest to it.
+    Each group consists of a first domain and the domains nearest to it.
     """
     at = {node.node: index for index, node in enumerate(host.numa)}
     groups, remaining = [], list(used)

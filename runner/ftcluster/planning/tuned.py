@@ -76,7 +76,7 @@ def choose_tuned(
     if same:
         newest = max(same, key=lambda tuning: tuning.date)
         differs = _difference(newest.hosts, now)
-        why = f"the tuning of {newest.date} was on other hosts: {differs}"
+        why = f"the tuning of {newest.date} was done on other hosts: {differs}"
         why += "; to tune again: ftcluster tune"
         return UNTUNED, ("none", why)
     return UNTUNED, None
@@ -86,7 +86,7 @@ def _difference(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, An
     """Return the first difference between the hosts of a tuning and the current hosts, as text."""
     names, others = ([str(host["name"]) for host in hosts] for hosts in (then, now))
     if names != others:
-        return f"{', '.join(names)}, now {', '.join(others)}"
+        return f"then {', '.join(names)}, now {', '.join(others)}"
     for before, after in zip(then, now, strict=True):
         changed = [key for key in after if before.get(key) != after[key]]
         if changed:

@@ -61,14 +61,15 @@ def notes_of(report: ClassReport) -> Iterator[str]:
     if report.positive:
         yield f"f1 is computed for the class {_short(report.positive)}"
     if report.temperature is not None:
-        yield f"the probabilities are calibrated: temperature {report.temperature:.4g}"
+        yield f"the probabilities are calibrated with temperature {report.temperature:.4g}"
     for one in () if report.several else report.classes:
         if one.threshold is not None:
-            yield f"{_short(one.name)} is predicted from a probability of {one.threshold:.4g}"
+            name = _short(one.name)
+            yield f"{name} is predicted if its probability is at least {one.threshold:.4g}"
     if names := report.never_predicted:
-        yield f"NEVER PREDICTED: {_listed(names)}, although the data has rows of this class"
+        yield f"NEVER PREDICTED, although the data contains examples: {_listed(names)}"
     if names := [scores.name for scores in report.classes if not scores.support]:
-        yield f"not measured, because no row has this class: {_listed(names)}"
+        yield f"not measured, because the data contains no examples: {_listed(names)}"
 
 
 def confusion_rows(report: ClassReport) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Formats the data of a training, and its target tokens, as lines for a terminal."""
+"""Formats training data, and their target tokens, as lines for a terminal."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -58,7 +58,7 @@ def _in_one_line(text: str) -> str:
 
 
 def data_lines(event: Mapping[str, Any], samples: int) -> list[str]:
-    """Return an event `data` as lines, with at most `samples` samples."""
+    """Format an event `data` as lines, with at most `samples` samples."""
     shown = event["samples"][:samples]
     head = [f"samples as the model receives them; {TARGET_MARKS}:"] if shown else []
     lines = [line for sample in shown for line in sample_lines(sample)]

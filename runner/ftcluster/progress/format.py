@@ -14,7 +14,7 @@ STAGES = {
     "stack": "install Python, torch and transformers",
     "mesh": "connect the head with the hosts",
     "verify": "check that everything works",
-    "teardown": "remove what setup made",
+    "teardown": "remove what setup installed",
 }
 
 
@@ -28,7 +28,7 @@ def stage_line(stage: str) -> str:
 
 
 def waiting_lines(progress: SetupProgress, now: float, seconds: float) -> list[str]:
-    """Return a line for each activity that has run for so many seconds, with its hosts.
+    """Return a line, with the hosts, for each activity that has run for at least `seconds` seconds.
 
     Args:
         now: time.monotonic().

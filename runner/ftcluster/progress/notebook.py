@@ -24,7 +24,7 @@ def in_notebook() -> bool:
 
 
 def page_of(progress: SetupProgress | RunProgress) -> str:
-    """Return the picture as HTML; rich escapes the texts in it."""
+    """Return the picture as HTML; rich escapes all text in the picture."""
     page = Console(record=True, file=io.StringIO(), width=WIDTH)
     if isinstance(progress, RunProgress):
         page.print(run_picture(progress))

@@ -1,4 +1,4 @@
-"""The pictures that a terminal shows of a setup (a line for each host) and of a training."""
+"""The pictures that a terminal shows of a setup (a line for each host) and of a training run."""
 
 import math
 import time
@@ -89,7 +89,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
 def sparkline(values: list[float], width: int) -> str:
     """Draw values as `width` bars, repeating or averaging values as needed; width 0 gives "".
 
-    A value that is not finite, such as NaN of a diverging training, gets the highest bar.
+    A value that is not finite, such as NaN after training diverged, gets the highest bar.
 
     >>> sparkline([1.0, 2.0, math.nan], 3)
     '▁██'

@@ -18,14 +18,14 @@ class HostProgress:
     Attributes:
         stage: current play.
         activity: current activity of a long task, such as a download; "" if none was reported.
-        since: time.monotonic() of the start of the task, or of its activity.
+        since: time.monotonic() at the start of the task, or of the task's current activity.
         busy: True while a task runs on the host; False while the host waits for other hosts.
         ok: number of tasks that changed nothing.
         failed: error of the failed task, or "".
         last_failure: error of the last task that failed, even if later tasks succeeded.
         unreachable: True if Ansible could not connect.
-        started: time.monotonic() of the first event.
-        ended: time.monotonic() of the latest event.
+        started: time.monotonic() at the first event.
+        ended: time.monotonic() at the latest event.
     """
 
     stage: str = ""
@@ -123,7 +123,7 @@ class RunProgress:
         time: time of the latest event, in seconds since 1970.
         backend: backend of the process group that a script created; "" for none.
         checkpoint: last event `checkpoint`: step, and its folder on the head.
-        seconds: time from the launch to the end of the last rank.
+        seconds: time from the launch to the end of the last rank, in seconds.
         end: event `end`: state, exit_code, seconds.
         restarts: number of restarts of the ranks.
         steps_now: True while the run does training steps; otherwise `doing` names its activity.
@@ -157,7 +157,7 @@ class RunProgress:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """The seconds per epoch of a training that has ended; None if the training did no step."""
+        """The seconds per epoch of a training run that has ended; None if the run did no step."""
         speed = self.result.get("samples_per_second")
         return self.start["train_samples"] / speed if speed and self.start else None
 

@@ -182,7 +182,8 @@ class _PlainView(TerminalView):
         if stage and stage != self._stage:
             self._stage = stage
             self.say(format.stage_line(stage))
-        # the reason of a failure follows in the command's error, or in a notice if it was rescued
+        # the reason for a failure follows in the command's error, or in a notice if a rescue
+        # section handled the failure
         always = event.kind in ("failed", "unreachable", "changed")
         if always or (self._verbose and event.kind in ("ok", "skipped")):
             # the current task is not the reason why a host cannot be reached

@@ -84,10 +84,10 @@ def _problems(results: Found) -> Iterator[Finding]:
         if failure and failure.kind == "unreachable":
             *_, reason = ["", *failure.message.strip().splitlines()]
             what = f"it does not answer: {reason}"
-            hint = "check that it is on and that ssh connects to it"
+            hint = "check that the host is on and that ssh connects to it"
             yield Finding(name, what, hint, "unreachable")
         elif failure:
-            hint = "for the task's whole output: ftcluster check -v"
+            hint = "to see the whole output of the task: ftcluster check -v"
             yield Finding(name, failure.problem, hint, "ansible")
         for problem in results.problems.get(name, []):
             yield Finding(name, problem["what"], problem["hint"], "preflight")
@@ -110,7 +110,7 @@ def _warnings(results: Found) -> Iterator[Finding]:
             yield Finding(name, what, hint, "allocator")
     head = results.inventory.head
     if results.report is None and head in results.failures:
-        what = "nothing was measured, because the head starts the ranks of all hosts"
+        what = "nothing was measured, because the head failed, and it starts the ranks of all hosts"
         yield Finding(head, what, "fix the head first", "unmeasured")
     for warning in (results.report or {}).get("warnings", []):
         yield Finding(**warning)

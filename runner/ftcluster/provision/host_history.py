@@ -27,16 +27,17 @@ FIGURES = {
     "bf16_gflops": (
         "GFLOP/s in bf16",
         "compare its frequency, cooling and power limits with earlier values (turbostat, ipmitool "
-        "sel list), and look for other programs",
+        "sel list), and look for other running programs",
     ),
     "fp32_gflops": (
         "GFLOP/s in fp32",
         "check its frequency, cooling and power limits (turbostat, ipmitool sel list), memory "
-        "errors (dmesg, EDAC) and other programs",
+        "errors (dmesg, EDAC) and other running programs",
     ),
     "memory_gb_per_second": (
         "GB/s of memory",
-        "a memory module may be slower or missing (dmidecode -t memory); look for other programs",
+        "a memory module may be slower or missing (dmidecode -t memory); also look for other "
+        "running programs",
     ),
     DISK: (
         "MB/s written to disk",
@@ -136,7 +137,10 @@ def _findings(
     most = max(check["memory_bytes"] or 0 for check in before)
     memory = current["memory_bytes"]
     if memory and memory < LESS_MEMORY * most:
-        what = f"{memory / 1e9:.0f} GB of memory, but it had {most / 1e9:.0f} GB since {since}"
+        what = (
+            f"{memory / 1e9:.0f} GB of memory, but {most / 1e9:.0f} GB in an earlier check "
+            f"(checks since {since})"
+        )
         yield Finding(host, what, "a module may have failed: dmidecode -t memory", KIND)
 
 

@@ -29,8 +29,9 @@ def which_hosts(inventory: Inventory, ask: Callable[[str], str]) -> str:
     lines = [f"{name}: {short_names(hosts)}" for name, hosts in shown]
     if len(inventory.groups) > len(shown):
         lines.append("...")
-    question = f"which hosts of {inventory.name} are the cluster? Its groups:\n  " + "\n  ".join(
-        lines
+    question = (
+        f"which hosts of {inventory.name} belong to the cluster? The inventory's groups:\n  "
+        + "\n  ".join(lines)
     )
     answer = ask(f"{question}\na group, another pattern of hosts, or all: ")
     if not answer:
@@ -49,8 +50,8 @@ def say_unchecked(inventory: Inventory, view: View) -> None:
     of_hosts = [f"{setting} in {inventory.name}" for setting in inventory.unchecked]
     for why in [*([ours] if ours else []), *of_hosts]:
         view.say(
-            f"note: host keys are not checked: {why}. Anybody on the network path can become "
-            "root there"
+            f"note: host keys are not checked, because of {why}. Anybody on the network path can "
+            "become root on the hosts"
         )
 
 

@@ -55,7 +55,7 @@ class StagesResult:
         stack: name of the stack in use, or "" if no stage determined it.
         stack_why: reason for the choice of this stack.
         lacks: missing features of each host: "firewall" or "tcmalloc".
-        orphans: paths by host that still have the user id of a removed account, with the id.
+        orphans: files that still belong to the user id of a removed account, with the id, by host.
         locked: True if this setup holds the lock of a host.
         set_up: names of hosts that have a stack in use.
     """
@@ -277,10 +277,11 @@ def _advice(playbook: str, inventory: Inventory, progress: SetupProgress) -> str
     again = f"run {command} again"
     off = [name for name, host in progress.hosts.items() if host.unreachable]
     if len(off) == len(failed):
-        hint = f"check that it is on and that ssh connects to it, then {again}; it resumes"
+        hint = f"check that each of these hosts is on and that ssh connects to it, then {again}"
+        hint += ", which resumes"
         if inventory.hosts == inventory.cluster and inventory.head not in off:
             without = pattern_of([f"!{name}" for name in off])
-            hint += f"; to continue without it, add --limit '{without}'"
+            hint += f"; to continue without these hosts, add --limit '{without}'"
         return hint
     if any(host.changed for host in progress.hosts.values()):
         return f"fix this and {again}; it resumes"

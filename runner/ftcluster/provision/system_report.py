@@ -1,7 +1,8 @@
-"""A report about hosts that users can share: it has no names, addresses, keys or secrets.
+"""A report about hosts that users can share: it contains no names, addresses, keys or secrets.
 
 Hosts describe themselves with `playbooks/files/system_report.sh`, whose output contains no names,
-addresses, keys or secrets. Findings of `check` may contain them, so this module masks all texts.
+addresses, keys or secrets. Findings of `check` may contain such data, so this module masks all
+strings.
 """
 
 import ipaddress
@@ -129,7 +130,7 @@ def report(found: Found, checked: Mapping[str, Any], systems: Mapping[str, str])
 
 
 def mask(value: Any, aliases: Mapping[str, str]) -> Any:
-    """Replace names in the texts of data with aliases, and mask addresses and keys.
+    """Replace names in all strings of a value with aliases, and mask addresses and keys.
 
     >>> mask(["node7.example.org (10.1.2.3) is off"], {"node7": "host1"})
     ['host1 (ADDRESS) is off']

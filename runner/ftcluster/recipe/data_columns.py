@@ -25,7 +25,9 @@ ENCODINGS = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}
 
 
 def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
-    """Return the columns of a single data set by their use; empty if this machine cannot read it.
+    """Return the columns of a single data set by their use.
+
+    The result is empty if this machine cannot read the data.
 
     This machine reads local CSV, TSV, JSON and JSONL files. Only hosts read Parquet files and data
     from the Hub.
@@ -40,7 +42,7 @@ def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
 
 
 def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
-    """Return the names of a single data set's columns; empty if this machine cannot read it."""
+    """Return the column names of a single data set; empty if this machine cannot read the data."""
     path, options = Path(recipe.source), recipe.options
     if not path.exists() or (TEXT in recipe.spec.file_kinds and texts_of(path)):
         return []
@@ -56,14 +58,14 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
 
 
 def file_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
-    """Return notes on exports of annotation tools, encodings, and text files that are not read."""
+    """Return notes on exports from annotation tools, on encodings, and on skipped files."""
     return tuple(note for part in recipe.by_set() for note in _notes_of_set(part, purpose))
 
 
 def _notes_of_set(recipe: Recipe, purpose: Purpose) -> tuple[str, ...]:
     if TEXT in recipe.spec.file_kinds and (texts := texts_of(Path(recipe.source))):
         left = [file.name for split in texts.keys() - {TRAIN, VALIDATION} for file in texts[split]]
-        return (f"not read, because of their names: {', '.join(left)}",) if left else ()
+        return (f"files skipped because of their names: {', '.join(left)}",) if left else ()
     try:
         files = files_of(Path(recipe.source)) if Path(recipe.source).exists() else {}
         splits = used_splits(files, recipe.options, purpose) if files else ()
@@ -78,7 +80,7 @@ def _notes_of_set(recipe: Recipe, purpose: Purpose) -> tuple[str, ...]:
     except DataError:  # check_data reports the details
         return ()
     converted = (
-        f"{name} is not UTF-8 and is read as {ENCODINGS[encoding]}"
+        f"{name} is not encoded in UTF-8, so it is read as {ENCODINGS[encoding]}"
         for name, encoding in encodings
         if encoding in ENCODINGS
     )
@@ -86,12 +88,12 @@ def _notes_of_set(recipe: Recipe, purpose: Purpose) -> tuple[str, ...]:
 
 
 def _name_of(files: Files, split: str) -> str:
-    """Return the name of a set in notes: its file's name, or the split's if it has several."""
+    """Return the name of a split's file; if the split has several files, the split's name."""
     return files[0].name if len(files) == 1 else split
 
 
 def columns_line(columns: Columns) -> str:
-    """Format the columns that are read and the columns that are not read, as one line.
+    """Return one line that lists the columns with their uses, and the columns that are not read.
 
     >>> columns_line({"text": ("title", "body"), "label": ("team",), UNREAD: ("id",)})
     'columns: title, body (text), team (label); not read: id'

@@ -30,7 +30,7 @@ from ftcluster_common.tasks.spec import Options
 def count_rows(
     recipe: Recipe, columns: Columns, purpose: Purpose = "train"
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Count the rows and classes of each split of a single data set; also return notes.
+    """Count the rows and classes in each split of a single data set; also return notes.
 
     `check_data` must have accepted the data.
 
@@ -38,10 +38,11 @@ def count_rows(
         columns: the columns that are read, by their use.
 
     Returns:
-        For each data set a dict, and a list of notes. The dict has the name `set`, the number of
-        `rows`, and `classes` with the number of rows of each class. Except for the training set, it
-        also has `duplicates`: the number of rows that also occur in the training set. There is no
-        dict for texts and for data that only hosts read: Parquet, Arrow, and data from the Hub.
+        A list with a dict for each split, and a list of notes. A dict contains the split's name
+        (`set`), its number of rows (`rows`) and the number of rows of each class (`classes`). If
+        rows were skipped, `left_out` is their number. Except for the training set, `duplicates` is
+        the number of rows that also occur in the training set. The list is empty for text files and
+        for data that only hosts read: Parquet, Arrow, and data from the Hub.
     """
     path = Path(recipe.source)
     files = files_of(path) if path.exists() and header(recipe, purpose) else {}
@@ -75,7 +76,8 @@ def count_rows(
         )
     if len(label) > 1:
         notes.append(
-            f"a row may have several of the classes {', '.join(label)}, columns of 0 and 1"
+            f"a row may belong to several classes, because the columns {', '.join(label)} each "
+            "contain 0 or 1"
         )
     return sets, notes
 

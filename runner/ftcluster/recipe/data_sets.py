@@ -1,4 +1,4 @@
-"""Read the data sets of a recipe: the value of the field `data` if it is a list."""
+"""Read the data sets of a recipe whose field `data` is a list."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ SETTINGS = (
     "name",
     "weight",
     "data_config",
-)  # the fields of an entry that are not the task's
-ENTRY = "an entry of data is a path, or a mapping such as {path: a.csv, weight: 2}"
+)  # fields of an entry, besides fields of the task
+ENTRY = "must be a path, or a mapping such as {path: a.csv, weight: 2}"
 
 
 def read_data_sets(
@@ -40,7 +40,7 @@ def read_data_sets(
         settings = {"path": entry} if isinstance(entry, str) else entry
         where = f"data, entry {number}"
         if not isinstance(settings, dict) or not isinstance(settings.get("path"), str):
-            problems.append(f"{where}: {ENTRY}, got {entry!r:.80}")
+            problems.append(f"{where} {ENTRY}, got {entry!r:.80}")
             continue
         where += f" ({settings['path']:.80})"
         data_set, wrong = _read_entry(settings, fields)
@@ -50,7 +50,7 @@ def read_data_sets(
     names = [data_set.name for data_set in named]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         problems.append(
-            f"data: each entry needs its own name; used several times: {', '.join(twice)}"
+            f"data: each entry needs its own name, but several entries use {', '.join(twice)}"
         )
     if len(entries) > MOST_SETS:
         problems.append(f"data: at most {MOST_SETS} data sets are allowed, got {len(entries)}")
@@ -75,13 +75,13 @@ def _read_entry(
             problems.append(f"unknown key '{key}'; {advice}")
     name, weight, config = (settings.get(key) for key in SETTINGS[1:])
     if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
-        problems.append(f"'name' is a text of letters, digits, _ and -, got {name!r:.80}")
+        problems.append(f"'name' may contain only letters, digits, _ and -, got {name!r:.80}")
         name = None
     if weight is not None and not _is_weight(weight):
         problems.append(f"'weight' must be a number greater than 0, got {weight!r:.80}")
         weight = None
     if config is not None and not (isinstance(config, str) and is_plain(config)):
-        problems.append(f"'data_config' must be a text, got {config!r:.80}")
+        problems.append(f"'data_config' must be a string, got {config!r:.80}")
         config = None
     weight = None if weight is None else float(weight)
     return DataSet(str(settings["path"]), name or "", weight, config, values), problems
@@ -98,7 +98,7 @@ def _is_weight(value: Any) -> bool:
 
 
 def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
-    """Yield contradictions between the data sets of a recipe that has several."""
+    """Yield contradictions between the data sets of a recipe with several data sets."""
     parts = recipe.by_set()
     if len(parts) < 2:
         return
@@ -106,7 +106,11 @@ def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         yield "data", f"{recipe.task} trains on one data set, got {len(parts)}"
     weighted = [data_set.name for data_set in recipe.data_sets if data_set.weight is not None]
     if weighted and recipe.data_mixing == "equal":
-        yield "data_mixing", f"equal contradicts the weight of {weighted[0]}; remove one of them"
+        yield (
+            "data_mixing",
+            f"data_mixing: equal contradicts the weight of data set {weighted[0]}; remove one of "
+            "the two",
+        )
     reported = {text for _, text in recipe.spec.contradictions(recipe.options)}
     for data_set, part in zip(recipe.data_sets, parts, strict=True):
         for field, text in recipe.spec.contradictions(part.options):

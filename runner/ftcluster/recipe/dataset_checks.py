@@ -35,7 +35,7 @@ MAX_PROBLEMS = 10  # maximum number of problems to show per file
 MARKS = {PARQUET: (b"PAR1",), ARROW: (b"ARRO", b"\xff\xff\xff\xff")}
 MARK_BYTES = 4
 
-MakeCheck = Callable[[Sequence[str]], CheckRow]  # makes a check for the columns of a file
+MakeCheck = Callable[[Sequence[str]], CheckRow]  # returns a row check for the columns of a file
 
 
 def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
@@ -44,12 +44,12 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     Only hosts can read Parquet and Arrow files, so the hosts check their rows.
 
     Raises:
-        InputError: the data have problems; lists each problem with file and line.
+        InputError: the data have problems; the message lists each problem with its file and line.
     """
     if not path.exists():
         raise InputError(
             f"data {path} does not exist on this machine",
-            "name a file or a folder with --data; a name of the Hugging Face Hub has the form "
+            "pass an existing file or folder with --data, or a data set on the Hugging Face Hub as "
             "OWNER/NAME",
         )
     options = recipe.options
@@ -65,15 +65,16 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     options = options_for(files, options, purpose)
     if recipe.folds is not None and purpose == "train" and VALIDATION in files:
         problems.append(
-            f"{files[VALIDATION][0]}: folds of the training rows are the validation sets; move its "
-            "rows to the training set, name the file test, or remove folds"
+            f"{files[VALIDATION][0]}: with folds, the validation sets are taken from the training "
+            "rows, so there can be no validation file; move its rows to the training set, name the "
+            "file test, or remove folds"
         )
     for split in used:
         make_check: MakeCheck = partial(recipe.spec.row_check, options, answered)
         if purpose == "train":
             make_check = _with_split_columns(make_check, recipe, split)
         if split not in files:
-            problems.append(f"{path} has no file for {split}; it has {', '.join(files)}")
+            problems.append(f"{path} has no file for {split}, only for {', '.join(files)}")
         for file in files.get(split, ()):
             problems += _check_text(file) if texts else _check_rows(file, make_check, answered)
     if answered and not problems:
@@ -83,7 +84,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
 
 
 def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) -> Options:
-    """Return the task's fields. The data's first rows decide fields that the recipe leaves open."""
+    """Return the task's fields. The first rows determine fields that the recipe does not set."""
     if purpose == PREDICT or not files:
         return options
     split = next((name for name in used_splits(files, options, purpose) if name in files), "")
@@ -98,9 +99,9 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
 
 def _no_data(path: Path, file_kinds: Sequence[str]) -> str:
     kinds = ", ".join((*TABLES, *file_kinds))
-    listed = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
+    listed = f"; the folder contains: {_listing(path)}" if path.is_dir() else ""
     hint = unpack_hint(path) or (path.is_dir() and _archive_hint(path)) or ""
-    return f"{path} has no data in {kinds}{listed}{hint and '; '}{hint}"
+    return f"no data found in {path}; supported formats: {kinds}{listed}{hint and '; '}{hint}"
 
 
 def _archive_hint(folder: Path) -> str:
@@ -109,7 +110,7 @@ def _archive_hint(folder: Path) -> str:
 
 
 def _with_split_columns(make_check: MakeCheck, recipe: Recipe, split: str) -> MakeCheck:
-    """Return `make_check` with a check of the columns by which the recipe divides the rows."""
+    """Return `make_check`, extended by checks of the columns that decide how rows are split."""
     groups, strata = recipe.group_column, recipe.stratify_column if split == TRAIN else None
     fields = {"group_column": groups, "stratify_column": strata}
     wanted = {name: column for name, column in fields.items() if column is not None}
@@ -119,14 +120,14 @@ def _with_split_columns(make_check: MakeCheck, recipe: Recipe, split: str) -> Ma
         for name, column in wanted.items():
             if column not in columns:
                 raise DataError(
-                    f"no column {column}; {found_columns(columns)}; name one: {name}=NAME"
+                    f"no column {column}; {found_columns(columns)}; set {name}=NAME to one of them"
                 )
         check = make_check(columns)
 
         def check_row(row: Row) -> str:
             empty = [name for name in wanted.values() if row.get(name) in (None, "")]
             if empty and not may_be_empty:
-                return f"{empty[0]} is empty, so the row cannot be assigned to a set of rows"
+                return f"column {empty[0]} is empty, so the row cannot be assigned to a split"
             return check(row)
 
         return check_row
@@ -137,10 +138,10 @@ def _with_split_columns(make_check: MakeCheck, recipe: Recipe, split: str) -> Ma
 def used_splits(
     files: Mapping[str, Files], options: Options, purpose: Purpose, tests: bool = False
 ) -> tuple[str, ...]:
-    """Return the names of the data sets that the task reads. Other data sets are not checked.
+    """Return the names of the splits that the task reads. Other splits are not checked.
 
     Args:
-        tests: True if a training evaluates the test set, if the data have one.
+        tests: True if training evaluates the test set that the data may contain.
     """
     if purpose != "train" and len(files) == 1:
         return tuple(files)
@@ -200,9 +201,9 @@ def _check_rows(file: Path, make_check: MakeCheck, labelled: bool) -> list[str]:
                 problems += [f"{where}: {problem}"] if problem else []
             if len(problems) >= MAX_PROBLEMS:
                 return [
-                    *problems, f"{file}: more than {MAX_PROBLEMS} problems, the rest is not shown"
+                    *problems, f"{file}: more than {MAX_PROBLEMS} problems; the rest are not shown"
                 ]  # fmt: skip
     except DataError as error:
         problems.append(str(error))
-    without = "has no rows" if file.stat().st_size else "is empty"  # a header is not a row
+    without = "contains no rows" if file.stat().st_size else "is empty"  # a header is not a row
     return problems if problems or check else [f"{file} {without}"]

@@ -35,8 +35,8 @@ DATA_ENDINGS = (*TABLES, CONLL, TEXT, ".gz", ".zst", ".zip", ".xz", ".bz2", ".ta
                 ".arrow", ".feather", ".pkl", ".yaml", ".yml", ".xml", ".ndjson")  # fmt: skip
 # hints for a path that does not exist, by the recipe's field
 NEXT_STEP = {
-    "data": "name a file or a folder on this machine, or a data set of the Hub: --data OWNER/NAME",
-    "model": "name a folder on this machine, or a model of the Hub: --model OWNER/NAME",
+    "data": "pass a file or a folder on this machine, or a data set on the Hub: --data OWNER/NAME",
+    "model": "pass a folder on this machine, or a model on the Hub: --model OWNER/NAME",
 }
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".onnx", ".h5", ".zip",
                   ".gz")  # fmt: skip
@@ -47,7 +47,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.jso
               "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
 FIELDS = ("model", "tokenizer", "teacher", "adapter_base")
 CHAT_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
-# model types that are encoders, unless their configuration has is_decoder. The ranks check all
+# model types that are encoders, unless their configuration sets is_decoder. The ranks check all
 # other types
 ENCODERS = frozenset(
     {"albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
@@ -60,8 +60,8 @@ def copy_name(path: Path) -> str:
     """Return the name of a path's copy on hosts, with a digest of its files: mrpc-4f7d1c0b2a9e.
 
     Raises:
-        InputError: the folder has entries that cannot be copied, such as a link to a file outside
-            the folder; the message lists all of them.
+        InputError: the folder contains entries that cannot be copied, such as a link to a file
+            outside the folder; the message lists all of them.
     """
     digest = hashlib.sha256()
     try:
@@ -81,7 +81,7 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
     """Check the local files and folders that a recipe names. Names on the Hub are not checked.
 
     Raises:
-        InputError: the inputs have problems; lists all problems.
+        InputError: the inputs have problems; the message lists all of them.
     """
     problems: list[InputError] = []
     checks: list[tuple[str, str | None, Callable[[Path], None]]] = [
@@ -102,7 +102,7 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
         try:
             if value is not None and not is_elsewhere(value):
                 if not (field == "adapter_base" and Path(value).is_absolute()):
-                    check_exists(field, value)  # a base model may be on the hosts only
+                    check_exists(field, value)  # a base model may exist only on the hosts
                 if Path(value).exists():
                     check(Path(value))
         except InputError as error:
@@ -141,7 +141,7 @@ def hub_notes(recipe: Recipe) -> list[str]:
         return []
     return [
         f"from the Hugging Face Hub, because no file or folder here has that name: "
-        f"{', '.join(names)}; only the launch reads and checks Hub contents"
+        f"{', '.join(names)}; contents from the Hub are read and checked only at launch"
     ]
 
 
@@ -159,7 +159,7 @@ def check_exists(field: str, value: str) -> None:
     if revision is not None and (Path(plain).exists() or not plain or not revision):
         raise InputError(
             f"{field} {value}: @ must separate a name on the Hub from its revision",
-            f"for the file or folder on this machine, leave out @{revision}: {plain}"
+            f"for the file or folder on this machine, remove @{revision}: {plain}"
             if plain and Path(plain).exists()
             else "write it as OWNER/NAME@REVISION",
         )
@@ -179,7 +179,7 @@ def check_exists(field: str, value: str) -> None:
         return
     hint = f"did you mean {folder / near}?" if near else NEXT_STEP.get(field, "")
     if field == "model" and "runs" in path.parts and not near:
-        hint = "if it is a run's folder on the head: `ftcluster fetch RUN` copies its model here"
+        hint = "if this is a run's folder on the head, copy its model here: ftcluster fetch RUN"
     elif of_run:
         hint = of_run
     if not means_path:
@@ -188,7 +188,7 @@ def check_exists(field: str, value: str) -> None:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    """Return the most similar of `names`, compared with and without extension; "" if none is."""
+    """Return the name most similar to `name`, with or without its extension; "" if none is."""
     spelt = {form: there for there in names for form in (there, Path(there).stem)}
     close = difflib.get_close_matches(name, spelt, n=1, cutoff=NEAR)
     return spelt[close[0]] if close else ""
@@ -197,8 +197,8 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 def _names_a_file(field: str, path: Path) -> bool:
     """Return True if a path has the extension of a data or weight file, even if it is mistyped.
 
-    The ends of names on the Hub do not resemble such extensions: `.5` of `bert-v1.5` has no
-    letters, and `.en` of `c4.en` is like no known extension.
+    The ends of names on the Hub do not resemble such extensions: `.5` in `bert-v1.5` contains no
+    letters, and `.en` in `c4.en` is not similar to a known extension.
     """
     ending = path.suffix.lower()
     if field != "data":
@@ -209,33 +209,34 @@ def _names_a_file(field: str, path: Path) -> bool:
 
 
 def check_checkpoint(value: str) -> None:
-    """Check that a training can continue from a checkpoint in a folder of this machine.
+    """Check that training can continue from a checkpoint in a folder on this machine.
 
     Raises:
-        InputError: the folder is not a checkpoint of ftcluster, and cannot be a path on the head.
+        InputError: the folder is not an ftcluster checkpoint, and cannot be a path on the head.
     """
     if not value or (not Path(value).exists() and value.startswith("/")):
         return  # the checkpoint is on the head, where the ranks check it
     if not Path(value).is_dir():
         raise InputError(
-            f"training.resume_from_checkpoint: '{value}' is neither a folder of this machine nor "
+            f"training.resume_from_checkpoint: '{value}' is neither a folder on this machine nor "
             "an absolute path on the head",
-            "ftcluster train --resume RUN continues a run from its newest checkpoint",
+            "to continue a run from its newest checkpoint: ftcluster train --resume RUN",
         )
     missing = [name for name in STATE if not (Path(value) / name).is_file()]
     raise_together(
         [f"no {name}" for name in missing],
-        f"{value} is not a checkpoint of ftcluster",
-        "to start from its weights only: --model DIR",
+        f"{value} is not an ftcluster checkpoint",
+        "to start only from the weights of a model: --model DIR",
     )
 
 
 def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     """Check that `from_pretrained` can read a model's folder.
 
-    The folder needs a configuration and, unless the training starts from scratch, weights. It needs
-    a tokenizer unless the recipe names one or trains one on the data. A folder with trained
-    adapters needs no weights of the base model, because the hosts find the base model.
+    The folder needs a configuration and, unless training starts from scratch, weights. It needs a
+    tokenizer unless the recipe names one or trains one on the data. A folder with trained adapters
+    does not need the weights of the base model, because the adapters name their base model and the
+    hosts load it separately.
 
     Raises:
         InputError: the path is not a folder; the folder lacks its configuration, weights or
@@ -248,11 +249,13 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
             return
         raise InputError(
             f"model {folder} contains adapters without their base model",
-            "train it again with merge_adapters=true, or merge them with peft: merge_and_unload()",
+            "train again with merge_adapters=true, or merge the adapters into their base model "
+            "with merge_and_unload() of peft",
         )
     if recipe.adapter_base:
         raise InputError(
-            f"adapter_base is the base model of adapters, but {folder} has a whole model",
+            f"adapter_base names the base model of adapters, but {folder} contains a complete "
+            "model, not adapters",
             "remove adapter_base",
         )
     problems: list[str] = []
@@ -283,21 +286,22 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
         method = quantized.get("quant_method") if isinstance(quantized, dict) else "?"
         raise InputError(
             f"the weights in {folder} are already quantized ({method})",
-            "use the model before its quantization"
+            "use the model without quantization"
             + "; to train adapters in 4 bit: load_in_4bit=true" * recipe.spec.can_load_in_4bit,
         )
     kind = config.get("model_type")
     decodes = {**config, **recipe.config_overrides}.get("is_decoder")
     if recipe.spec.model_kind == "decoder" and kind in ENCODERS and not decodes:
         raise InputError(
-            f"model {folder} is a {kind} model, which reads a text in both directions, so it sees "
-            "the tokens that it should predict",
-            "use a decoder, such as gpt2; for an encoder: config_overrides.is_decoder=true",
+            f"model {folder} is a {kind} model, which reads text in both directions, so it would "
+            "see the tokens that it has to predict",
+            "use a decoder, such as gpt2, or use this encoder as a decoder: "
+            "config_overrides.is_decoder=true",
         )
     if recipe.spec.model_kind == "encoder-decoder" and kind in ENCODERS:
         raise InputError(
-            f"model {folder} is a {kind} model, an encoder: it cannot generate text",
-            "use an encoder with a decoder, such as google/flan-t5-small or facebook/bart-base",
+            f"model {folder} is a {kind} model, which is an encoder and cannot generate text",
+            "use an encoder-decoder model, such as google/flan-t5-small or facebook/bart-base",
         )
     if not recipe.tokenizer and recipe.spec.uses_chat_template(recipe.options):
         check_tokenizer_folder(folder, recipe)
@@ -307,7 +311,7 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
             if not several or read_multi_vector(folder) is None:
                 read_modules(folder, sparse)
         except DataError as error:
-            advice = "or train it as: pooling=mean normalize=true"
+            advice = "set the pooling and normalization yourself: pooling=mean normalize=true"
             if sparse:
                 advice = "use a masked language model, or a SPLADE model of this kind"
             if several:
@@ -316,7 +320,7 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
 
 
 def _check_base(folder: Path, recipe: Recipe, purpose: Purpose) -> None:
-    """Check the base model of adapters, whose folder may have the tokenizer.
+    """Check the base model of adapters. The tokenizer may be in the folder of the adapters.
 
     Raises:
         InputError: see `check_model_folder`.
@@ -333,18 +337,18 @@ def _check_base(folder: Path, recipe: Recipe, purpose: Purpose) -> None:
 
 
 def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:
-    """Check that a folder has a tokenizer, and a chat template if the task needs one.
+    """Check that a folder contains a tokenizer, and a chat template if the task needs one.
 
     Raises:
-        InputError: the folder has no tokenizer, or lacks a chat template that the task needs.
+        InputError: the folder contains no tokenizer, or lacks a chat template that the task needs.
     """
     if not _has_one_of(folder, TOKENIZERS):
         raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
     if recipe.spec.uses_chat_template(recipe.options) and not _has_chat(folder):
         raise InputError(
             f"{folder} has no chat template (in {', '.join(CHAT_TEMPLATES)})",
-            "use a model or a tokenizer that has one (--model DIR, tokenizer=DIR); prompts and "
-            "completions can also be trained without one: chat_template=false",
+            "use a model or a tokenizer with a chat template (--model DIR, tokenizer=DIR); to "
+            "train on prompts and completions without a template: chat_template=false",
         )
 
 

@@ -1,8 +1,8 @@
 """Check that no file of a model's folder can run or download code, before a library loads it.
 
 Libraries can run a model's code in several ways: Python files that a configuration names, pickled
-weights, classes with dotted names, and kernels from the Hub. A training of ftcluster writes none of
-these. The check therefore allows only files of the kinds that a training writes, and only settings
+weights, classes with dotted names, and kernels from the Hub. ftcluster's training writes none of
+these. The check therefore allows only the kinds of files that training writes, and only settings
 that name no code. It does not check the contents of weights, texts and tokens.
 """
 
@@ -28,8 +28,8 @@ from ftcluster_common.models.sentence_modules import (
 from ftcluster_common.models.trained_model import FILE
 from ftcluster_common.recipe import split_revision
 
-# extensions of weights, tokenizers and texts. Pickles (*.bin, *.pt) are missing, because a pickle
-# may call any function when it is loaded
+# extensions of weights, tokenizers and texts. Pickles (*.bin, *.pt) are not allowed, because a
+# pickle may call any function when it is loaded
 KNOWN_ENDS = (
     ".json", ".safetensors", ".txt", ".model", ".jinja", ".md", ".spm", ".vocab", ".codes", ".bpe",
     ".tiktoken",
@@ -40,8 +40,8 @@ NO_SETTINGS = ("tokenizer.json", "vocab.json", "added_tokens.json", MODULES, FIL
 NAMES_CODE = ("auto_map", "custom_pipelines", "auto_mapping", "trust_remote_code")
 ACTIVATIONS = ("activation_fn", "sbert_ce_default_activation_function")
 ACTIVATION = re.compile(r"torch\.nn\.(modules\.\w+\.)?(Identity|ReLU|Sigmoid|Softmax|Tanh)")
-# settings that a training and peft write for adapters. peft imports the module that megatron_core
-# names, so PEFT_DEFAULTS has the only allowed value
+# adapter settings that training and peft write. peft imports the module that megatron_core names,
+# so the value in PEFT_DEFAULTS is the only one that is allowed
 OF_ADAPTERS = (
     "base_model_name_or_path", "revision", "bias", "fan_in_fan_out", "inference_mode", "lora_alpha",
     "lora_dropout", "modules_to_save", "r", "target_modules", "task_type", TOKEN_IDS, "use_rslora",
@@ -61,7 +61,7 @@ SHOWN = 8
 
 
 def unknown_files(folder: Path) -> list[str]:
-    """Return a folder's files that a training does not write, such as Python files and pickles."""
+    """Return the files in a folder that training does not write, such as Python files."""
     unknown = []
     seen = 0
     for above, folders, files in os.walk(folder):
@@ -81,7 +81,7 @@ def code_problems(folder: Path) -> list[str]:
     """Return the files and settings of a model's folder that may run code; empty if it is safe."""
     problems = []
     if unknown := unknown_files(folder):
-        problems.append(f"files that a training does not write: {listed(unknown)}")
+        problems.append(f"files that ftcluster's training does not write: {listed(unknown)}")
     for path in sorted(folder.rglob("*.json")):
         if path.name in NO_SETTINGS:
             continue
@@ -92,13 +92,13 @@ def code_problems(folder: Path) -> list[str]:
             continue
         name = path.relative_to(folder)
         try:
-            problems += [f"{name} has {what}" for what in _settings_with_code(settings)]
+            problems += [f"{name} sets {what}" for what in _settings_with_code(settings)]
         except RecursionError:
             problems.append(f"{name} is nested too deeply")
         if not isinstance(settings, dict):
             problems.append(f"{name} is not a JSON object")
         elif path.name == LENGTH and settings.keys() - LENGTH_KEYS:
-            problems.append(f"{name} has {listed(sorted(settings.keys() - LENGTH_KEYS))}")
+            problems.append(f"{name} sets {listed(sorted(settings.keys() - LENGTH_KEYS))}")
         elif path.name.endswith(INDEX):
             problems += _of_index(str(name), settings.get("weight_map"))
     problems += _of_modules(folder)
@@ -106,7 +106,7 @@ def code_problems(folder: Path) -> list[str]:
 
 
 def listed(names: list[str]) -> str:
-    """Join the first few names to one line of text, with control characters escaped."""
+    """Join the first few names into one line of text, with control characters escaped."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(in_one_line(name) for name in names[:SHOWN]) + more
 
@@ -138,7 +138,7 @@ def _of_index(name: str, files: Any) -> Iterator[str]:
     names = [*files.values()] if isinstance(files, dict) else [files]
     others = [name for name in names if not isinstance(name, str) or not WEIGHTS.fullmatch(name)]
     if others:
-        yield f"{name} names {str(others[0])[:100]!a}"
+        yield f"{name} names {str(others[0])[:100]!a}, which is not a safetensors file beside it"
 
 
 def _of_modules(folder: Path) -> Iterator[str]:
@@ -153,7 +153,7 @@ def _of_modules(folder: Path) -> Iterator[str]:
 
 
 def _of_adapters(folder: Path) -> Iterator[str]:
-    """Yield problems of the base model that an adapter names, because libraries load it too."""
+    """Yield problems with an adapter's settings and base model, which libraries load too."""
     if not (folder / ADAPTERS).is_file():
         return
     try:
@@ -168,7 +168,8 @@ def _of_adapters(folder: Path) -> Iterator[str]:
         if name not in (*OF_ADAPTERS, *NAMES_CODE) and value and value != PEFT_DEFAULTS.get(name)
     ]
     if others:
-        yield f"{ADAPTERS} has settings that a training does not write: {listed(sorted(others))}"
+        names = listed(sorted(others))
+        yield f"{ADAPTERS} contains settings that ftcluster's training does not write: {names}"
     try:
         ids_by_layer(settings)
     except ValueError as error:

@@ -10,8 +10,8 @@ from typing import Any
 from ftcluster.recipe.unsupported import UNSUPPORTED
 
 SECTION = "training."
-# names with the same values as a field: in run_glue, run_classification, run_qa and run_clm, older
-# transformers, and DeepSpeed
+# other names of fields, with the same values: from run_glue, run_classification, run_qa and
+# run_clm, from older releases of transformers, and from DeepSpeed
 OTHER_NAMES: Mapping[str, str] = {
     "model_name_or_path": "model",
     "tokenizer_name": "tokenizer",
@@ -56,8 +56,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "sequence_len": "max_length",
     "tokens": "new_tokens",
 }
-# arguments whose name and values both differ in a recipe: the recipe's field, and the field's value
-# for each value of the argument
+# arguments whose name and values both differ from the recipe's field: for each argument, the name
+# of the field, and the field's value for each value of the argument
 OTHER_VALUES: Mapping[str, tuple[str, Mapping[Any, str]]] = {
     "bf16": ("precision", {True: "bf16", False: "fp32", "auto": "auto"}),
     "mixed_precision": ("precision", {"bf16": "bf16", "no": "fp32", False: "fp32"}),
@@ -125,7 +125,7 @@ def nearest(name: str, keys: Collection[str]) -> str:
 
 
 def is_argument(name: str, keys: Collection[str]) -> bool:
-    """Return True if `name` is a recipe's key, or a supported argument of other tools."""
+    """Return True if `name` is a recipe's key, or a known argument of other tools."""
     return (
         name in keys
         or f"{SECTION}{name}" in keys
@@ -136,5 +136,5 @@ def is_argument(name: str, keys: Collection[str]) -> bool:
 
 
 def is_switch(name: str) -> bool:
-    """Return True if `name` is an argument with the values true and false, but no recipe's key."""
+    """Return True if `name` is a true-or-false argument of other tools that no recipe has."""
     return name in (*SWITCHED_ON, *SWITCHED_OFF, "bf16")

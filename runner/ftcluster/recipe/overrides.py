@@ -21,9 +21,9 @@ def read_override(raw: str, kind: Any) -> Any:
     """Return the value of `raw` for a field of type `kind`.
 
     Unquoted text is taken literally, including blanks. Quoted text is read as YAML. The elements
-    of a list are separated by commas, with or without brackets. `null` is None, and numbers have
-    ASCII digits. A value that does not fit the type is returned as text, so that the field's check
-    refuses it.
+    of a list are separated by commas, with or without brackets. `null` means None, and numbers
+    consist of ASCII digits. A value that does not fit the type is returned as a string, so that the
+    field's check refuses it.
 
     >>> read_override("query: ", str | None), read_override("null", str | None)
     ('query: ', None)
@@ -61,7 +61,7 @@ def _read(raw: str, kind: Any) -> Any:
         number = read_decimal(text)
         return NO_VALUE if number is None else number
     if origin is tuple and typing.get_args(kind)[0] is DataSet:
-        # a path may have commas, so a list needs its brackets
+        # a path may contain commas, so a list of data sets must be in brackets
         value = read_value(text) if text[:1] + text[-1:] in ("[]", "{}") else NO_VALUE
         return value if isinstance(value, list | dict) else NO_VALUE
     if origin is tuple:
@@ -79,12 +79,12 @@ def _read(raw: str, kind: Any) -> Any:
 def _choice(text: str, allowed: Sequence[Any]) -> Any:
     switch = SWITCHES.get(text.lower())
     if switch is False and "no" in allowed and False not in allowed:
-        return "no"  # YAML 1.1 reads `no` as false, in files too
+        return "no"  # YAML 1.1 reads `no` as false, also in files
     return next((value for value in allowed if value in (text, switch)), NO_VALUE)
 
 
 def _unquoted(raw: str) -> str:
-    """Return a text without the quotes around the whole text. Other quotes are kept."""
+    """Return a string without the quotes that enclose it. Other quotes are kept."""
     if len(raw) > 1 and raw[0] in QUOTES and raw[-1] == raw[0]:
         value = read_value(raw)
         if isinstance(value, str):

@@ -37,27 +37,27 @@ SECTIONS = ("training", "config_overrides")
 MAX_RECIPE_BYTES = 1 << 20
 MOST_SHOWN = 10  # maximum number of folds in a message
 MAX_PATH_BYTES = 4096  # PATH_MAX
-NOT_TEXT = "has characters that are not text"
-OWN_TASK = "a task of your own needs the file that defines it: --task FILE.py"
+NOT_TEXT = "contains line breaks or control characters"
+OWN_TASK = "for a task of your own, pass the file that defines it: --task FILE.py"
 Given = tuple[str, Any, str]  # a key, its value, and the place where it is set
-# a function from a recipe's values to values of unset fields, and contradictions
+# a function that gets a recipe's values, and returns values for unset fields and contradictions
 Complete = Callable[[Mapping[str, Any], AnyTask], tuple[Mapping[str, Any], list[Contradiction]]]
 
 
 def unchanged(_: Mapping[str, Any], __: AnyTask) -> tuple[Mapping[str, Any], list[Contradiction]]:
-    """Return no values of unset fields, and no contradictions."""
+    """Return no values for unset fields, and no contradictions."""
     return {}, []
 
 
 def known_recipes() -> dict[str, Path]:
-    """Return the recipes that came with the package, by name."""
+    """Return the paths of the recipes that come with the package, by name."""
     return {path.stem: path for path in sorted(bundled("recipes").glob("*.yml"))}
 
 
 # how to set a required field on the command line
 GIVEN_BY = {
-    "data": "pass --data PATH, a file or folder, or OWNER/NAME of the Hub",
-    "model": "pass --model DIR, or OWNER/NAME of the Hub",
+    "data": "pass a file, a folder, or OWNER/NAME on the Hub with --data",
+    "model": "pass a folder, or OWNER/NAME on the Hub with --model",
 }
 
 
@@ -79,15 +79,15 @@ def find_recipe(name: str) -> Path:
             return path
         raise RecipeError(
             f"recipe file {name} does not exist in {path.parent.absolute()}",
-            "begin with a shipped recipe: ftcluster recipes classify > my-recipe.yml; list them: "
-            "ftcluster recipes",
+            "start from a shipped recipe: ftcluster recipes classify > my-recipe.yml; to list the "
+            "shipped recipes: ftcluster recipes",
         )
     if trainer := TRL_TRAINERS.get(name.lower()):
         raise RecipeError(
             f"unknown recipe '{name}'",
             f"recipes for language models: {', '.join(_of_generators())}; a script with TRL's "
             f"{trainer} runs unchanged: ftcluster run --requirements requirements.txt -- SCRIPT; "
-            "for an example: ftcluster examples sft_trl --to .",
+            "to write an example script: ftcluster examples sft_trl --to .",
         )
     beside = [file for file in (f"{name}.yml", f"{name}.yaml") if Path(file).is_file()]
     task = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=1)
@@ -95,7 +95,7 @@ def find_recipe(name: str) -> Path:
     guess = f"did you mean {guesses[0]}? " if guesses else ""
     raise RecipeError(
         f"unknown recipe '{name}'",
-        f"{guess}known recipes: {', '.join(recipes)}; a script of your own trains anything else: "
+        f"{guess}known recipes: {', '.join(recipes)}; for anything else, run a script of your own: "
         "ftcluster run",
     )
 
@@ -120,11 +120,12 @@ def load_recipe(
         remembered: values from a trained model. They override the file, and `overrides` override
             them.
         metrics: names of the user's own metrics.
-        complete: function that returns values of unset fields, which files on this machine
-            determine, and contradictions to these files.
+        complete: function that returns values for unset fields that files on this machine
+            determine, and contradictions with these files.
 
     Raises:
-        RecipeError: keys are unknown, or values invalid; lists all of them with file and line.
+        RecipeError: keys are unknown or values are invalid; the message lists all of them with file
+            and line.
     """
     path = find_recipe(name)
     text = recipe_text(path)
@@ -153,7 +154,7 @@ def parse_recipe(
     metrics: Sequence[str] = (),
     complete: Complete = unchanged,
 ) -> Recipe:
-    """Parse and check a recipe's text. A pure function, which `load_recipe` calls.
+    """Parse and check a recipe's text. This is a pure function, which `load_recipe` calls.
 
     Args:
         text: the recipe as YAML.
@@ -236,15 +237,15 @@ def contradictions_of(
 
 
 def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Recipe:
-    """Read a recipe that a host returns, with the checks of local recipes.
+    """Read a recipe that a host returned, and check it in the same way as a local recipe.
 
     Args:
         data: the recipe in a run's job.json.
         metrics: names of the user's own metrics.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError: the recipe is not valid; the message has
-            the reason.
+        LookupError, TypeError, ValueError, AttributeError: the recipe is not valid; the message
+            gives the reason.
     """
     recipe = recipe_of(data)
     if isinstance(data["data"], list):
@@ -276,7 +277,7 @@ def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Reci
 
 
 def schema_of(task: Any) -> dict[str, Key]:
-    """Return all keys that a recipe of a task can have, by name.
+    """Return all keys that a recipe for a task can contain, by name.
 
     For an unknown task, return the keys of the default task.
     """
@@ -300,9 +301,10 @@ def _with_tasks(key: Key) -> Key:
 
 
 def all_fields() -> dict[str, Key]:
-    """Return the keys of the recipes of all tasks, by name.
+    """Return the recipe keys of all tasks, by name.
 
-    If a field has several meanings, its description names the tasks of each meaning.
+    If a field has different meanings in different tasks, its description gives each meaning after
+    the names of its tasks.
     """
     fields: dict[str, Key] = {}
     tasks: dict[str, dict[str, list[str]]] = {}  # tasks of each field by its description
@@ -323,7 +325,7 @@ def _by_task(tasks: Mapping[str, Sequence[str]]) -> str:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of recipe files, for editors.
 
-    The schema does not have the alternative names that recipes also accept, such as the argument
+    The schema does not contain the alternative names that recipes also accept, such as the argument
     names of Hugging Face's scripts.
     """
     fields: dict[str, dict[str, Any]] = {}
@@ -374,7 +376,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def all_keys() -> dict[str, bool]:
-    """Map the keys of all tasks' recipes to True if the key takes true or false, else to False."""
+    """Return the recipe keys of all tasks, each with True if its value is true or false."""
     return {name: key.kind is bool for name, key in all_fields().items()}
 
 
@@ -404,7 +406,7 @@ def _read(overrides: Sequence[str], schema: Mapping[str, Key]) -> tuple[list[Giv
         key, equals, raw = override.partition("=")
         where = f"'{override}'"
         if not equals or not key:
-            problems.append(f"{where}: an override is written key=value")
+            problems.append(f"{where}: an override must have the form key=value")
             continue
         field = _field_of(key, schema)
         takes_blanks = field is not None and str in (field.kind, *get_args(field.kind))
@@ -425,8 +427,8 @@ def _instead_of_nothing(key: str, field: Key | None) -> str:
     if field is None or field.name.startswith("training."):
         advice = f"{key}=null restores the default"
     elif NoneType in kinds:
-        advice = f"{key}=null sets it to nothing"
-    return advice + f", and '{key}=\"\"' is an empty text" * (str in kinds)
+        advice = f"{key}=null unsets it"
+    return advice + f", and '{key}=\"\"' sets an empty string" * (str in kinds)
 
 
 def _field_of(name: str, schema: Mapping[str, Key]) -> Key | None:
@@ -454,20 +456,22 @@ def _without_effect(overridden: Iterable[Given], in_file: Mapping[str, Any]) -> 
     epochs, steps = places.get("training.num_train_epochs"), in_file.get("training.max_steps")
     if not epochs or "training.max_steps" in places or not isinstance(steps, int) or steps < 1:
         return []
-    return [f"{epochs}: the recipe's max_steps ({steps}) overrides epochs; add max_steps=-1"]
+    return [
+        f"{epochs}: the recipe sets max_steps ({steps}), which overrides epochs; add max_steps=-1"
+    ]
 
 
 def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
     """Return the value of a key, converted to the type of its field.
 
     Raises:
-        ValueError: there is no such key, or the value is not allowed. The message has a similar key
-            or the allowed values.
+        ValueError: there is no such key, or the value is not allowed. The message suggests a
+            similar key or lists the allowed values.
     """
     section, dot, _ = key.partition(".")
     if dot and section == "config_overrides":
         if not isinstance(value, int | float | str):
-            raise ValueError(f"'{key}' must be a number, a text, true or false, got {value!r}")
+            raise ValueError(f"'{key}' must be a number, a string, true or false, got {value!r}")
         return value
     if key in SECTIONS and value is None:  # an empty section
         return None
@@ -488,14 +492,14 @@ def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
         return f"'{name}' is not supported: {UNSUPPORTED[name]}"
     others = [task for task, spec in TASKS.items() if key in {k.name for k in keys_of(spec.fields)}]
     if others:
-        return f"'{key}' is a field of {', '.join(others)}"
+        return f"'{key}' is a field only of other tasks: {', '.join(others)}"
     guess = nearest(key, schema)
     advice = f"did you mean '{guess}'?" if guess else "ftcluster recipes --fields lists the keys"
     return f"unknown key '{key}'; {advice}"
 
 
 def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a section, by key without the section's name, except null values."""
+    """Return a section's values, except null, by their keys without the section's name."""
     return {
         key.removeprefix(start): value
         for key, value in accepted.items()
@@ -533,14 +537,18 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     """Yield values that are valid individually, but not together."""
     parts, options = recipe.training.gradient_accumulation_steps, recipe.options
     if recipe.batch_size < parts and not recipe.training.per_device_train_batch_size:
-        yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
+        yield (
+            "batch_size",
+            f"a batch of {recipe.batch_size} samples cannot be divided into {parts} parts: "
+            "gradient_accumulation_steps must be at most batch_size",
+        )
     if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
-        yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
+        yield "model", f"'{recipe.model}' has no weights; set from_scratch: true"
     if recipe.spec.needs_teacher(options) != (recipe.teacher is not None):
-        what = "text-distillation and the losses mse, cosine_distance and gist of embeddings"
+        what = "text-distillation and the embedding losses mse, cosine_distance and gist"
         yield (
             "teacher",
-            f"{what} need a teacher, and other tasks have none: teacher=DIR, or a name on the Hub",
+            f"{what} need a teacher (teacher=DIR, or a name on the Hub); otherwise remove teacher",
         )
     yield from _of_splits(recipe)
     yield from _of_new_tokens(recipe)
@@ -561,15 +569,19 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     if recipe.task != DEFAULT_TASK and any(
         data_set.path.startswith(GENERATED) for data_set in recipe.data_sets
     ):
-        yield "data", f"generated data are for the task {DEFAULT_TASK}"
+        yield "data", f"generated data are only for the task {DEFAULT_TASK}"
     yield from recipe.spec.tokenizer_contradictions(options, recipe.from_scratch, recipe.tokenizer)
     if recipe.lora_r is not None:
         if recipe.from_scratch:
-            yield "lora_r", "adapters of random weights learn nothing: train all weights"
+            yield (
+                "lora_r",
+                "adapters on random weights learn nothing; remove lora_r to train all weights",
+            )
         if recipe.training.shard_optimizer is True:
             yield (
                 "training.shard_optimizer",
-                "adapters are too small to divide their optimizer among ranks; remove it",
+                "the optimizer state of adapters is too small to divide among ranks; remove "
+                "shard_optimizer",
             )
     yield from adapter_contradictions(options)
     yield from recipe.spec.contradictions(options)
@@ -600,19 +612,22 @@ def _of_new_tokens(recipe: Recipe) -> Iterator[Contradiction]:
 def _of_splits(recipe: Recipe) -> Iterator[Contradiction]:
     """Yield errors of the fields that divide the rows into sets."""
     if recipe.test_split_percentage is not None and recipe.test_split_rows is not None:
-        yield "test_split_rows", "contradicts test_split_percentage; remove one of them"
+        yield (
+            "test_split_rows",
+            "test_split_rows contradicts test_split_percentage; remove one of the two",
+        )
     if recipe.group_column is not None and recipe.stratify_column is not None:
         yield (
             "stratify_column",
-            "contradicts group_column, because whole groups rarely have equal proportions; remove "
-            "one of them",
+            "stratify_column contradicts group_column, because splits of whole groups rarely have "
+            "equal proportions; remove one of the two",
         )
     evaluated = recipe.spec.validation_splits(recipe.options)
     yield from _of_folds(recipe, evaluated)
     if recipe.has_test and any(map(is_test, evaluated)):
         yield (
             "validation_splits",
-            "a test set cannot be a validation set too; name another validation set",
+            "a test set cannot also be a validation set; name another validation set",
         )
     of_rows = (
         "validation_split_rows",
@@ -623,7 +638,11 @@ def _of_splits(recipe: Recipe) -> Iterator[Contradiction]:
     )
     for name in of_rows:
         if getattr(recipe, name) is not None and not recipe.spec.splits_rows:
-            yield name, f"{recipe.task} packs texts into blocks, which are divided in percent only"
+            yield (
+                name,
+                f"{name} is not possible, because {recipe.task} packs texts into blocks, which can "
+                "only be divided in percent; remove it",
+            )
 
 
 def _of_folds(recipe: Recipe, evaluated: Sequence[str]) -> Iterator[Contradiction]:
@@ -634,35 +653,38 @@ def _of_folds(recipe: Recipe, evaluated: Sequence[str]) -> Iterator[Contradictio
     """
     if recipe.folds is None:
         if recipe.fold is not None:
-            yield "fold", f"fold {recipe.fold} of how many? name their number: folds=5"
+            yield "fold", f"fold {recipe.fold} needs the number of folds, such as folds=5"
         return
     if recipe.fold is None:
         every = ",".join(str(number + 1) for number in range(min(recipe.folds, MOST_SHOWN)))
         yield (
             "folds",
-            f"train one of the parts with fold=1, or all with ftcluster sweep fold={every}",
+            "folds needs the fold to validate on, such as fold=1; to train once for each fold: "
+            f"ftcluster sweep fold={every}",
         )
     elif recipe.fold > recipe.folds:
         yield "fold", f"there is no fold {recipe.fold} of {recipe.folds}"
     if recipe.validation_split_rows is not None:
         yield (
             "validation_split_rows",
-            "contradicts folds, which have equal sizes; remove one of them",
+            "validation_split_rows contradicts folds, because folds have equal sizes; remove one "
+            "of the two",
         )
     if tuple(evaluated) != (VALIDATION,):
         yield (
             "validation_splits",
-            "contradicts folds, which are the only validation set; remove one",
+            "validation_splits contradicts folds, because with folds the only validation set is a "
+            "fold; remove one of the two",
         )
 
 
 def _not_a_source(value: str) -> str:
-    """Return the reason why a text is neither a path nor a name on the Hub; "" if it may be."""
+    """Return why a string is neither a path nor a name on the Hub; "" if it may be either."""
     if not is_plain(value):
         return NOT_TEXT
     if value.startswith("-"):
-        return "begins like an option; write a folder as ./-NAME"
-    return "has more than 4,096 bytes" if len(value.encode()) > MAX_PATH_BYTES else ""
+        return "begins with -, like an option; write a folder as ./-NAME"
+    return "is longer than 4,096 bytes" if len(value.encode()) > MAX_PATH_BYTES else ""
 
 
 def _of_training(
@@ -684,11 +706,11 @@ def _of_training(
     if metric and metric not in metrics:
         yield (
             "training.metric_for_best_model",
-            f"'{metric}' is not a metric of this task: {', '.join(sorted(metrics))}",
+            f"'{metric}' is not a metric of this task; its metrics: {', '.join(sorted(metrics))}",
         )
     if recipe.training.eval_strategy == "no":
         for name in recipe.spec.tunes_on_validation(options):
-            yield name, f"{name} needs evaluations, and training.eval_strategy is no"
+            yield name, f"{name} needs evaluations, but training.eval_strategy is no"
     if recipe.spec.compares_batch(options):
         if recipe.training.sync == "local":
             yield (
@@ -699,11 +721,12 @@ def _of_training(
         if "group_by_length" in given and recipe.training.group_by_length:
             yield (
                 "training.group_by_length",
-                "the texts of a batch must differ, so its rows are chosen at random; texts of "
-                "similar length are already computed together; remove it",
+                "the rows of a batch are chosen at random, because its texts must differ; texts of "
+                "similar length are computed together anyway, so remove group_by_length",
             )
     if recipe.training.label_smoothing_factor and not recipe.spec.smooths_labels(options):
         yield (
             "training.label_smoothing_factor",
-            "label_smoothing_factor needs classes or tokens as labels, and this task has neither",
+            "label_smoothing_factor needs classes or tokens as labels, but this task has neither; "
+            "remove it",
         )

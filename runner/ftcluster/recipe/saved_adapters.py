@@ -21,7 +21,7 @@ def with_adapters(
 ) -> tuple[Mapping[str, Any], list[Contradiction]]:
     """Return the fields that the adapters in a recipe's `model` determine, and contradictions.
 
-    Both are empty if `model` is no folder with adapters. The settings of adapters on the Hub are
+    Both are empty if `model` is not a folder with adapters. The settings of adapters on the Hub are
     unknown here, so the recipe must set `lora_r`.
 
     Args:
@@ -50,11 +50,11 @@ def _folder_of(model: Any) -> Path | None:
 
 
 def adapter_notes(recipe: Recipe) -> tuple[str, ...]:
-    """Return a note about the training of saved adapters; () for other trainings."""
+    """Return a note on how saved adapters are trained; () if the model has no saved adapters."""
     if recipe.adapter_base is None:
         return ()
     name, base = Path(recipe.model).name, recipe.adapter_base
     if recipe.lora_r is None:
         return (f"the adapters of {name} are merged into {base}, and all weights are trained",)
-    what = f"the training continues the adapters of {name} with their base model {base}"
-    return (f"{what} and lora_r={recipe.lora_r}; lora_r=null merges them and trains all weights",)
+    what = f"the adapters of {name} are trained further, with base model {base} and"
+    return (f"{what} lora_r={recipe.lora_r}; to merge them and train all weights: lora_r=null",)

@@ -24,6 +24,9 @@ class Key:
 
     Attributes:
         name: name of the key with its section, such as training.seed.
+        kind: type of the value.
+        limits: allowed range of a number, or maximum length of a list.
+        default: default value; MISSING if a recipe must contain the key.
         description: description of the field from the docstring of its dataclass; "" for none.
     """
 
@@ -52,7 +55,7 @@ class Key:
         """Convert a value that was read from YAML to the type of the field.
 
         Raises:
-            ValueError: the value has a wrong type or exceeds the limits. The message has the
+            ValueError: the value has a wrong type or exceeds the limits. The message lists the
                 allowed values.
         """
         if value is False and _says_no(self.kind):
@@ -64,7 +67,7 @@ class Key:
         if isinstance(value, dict) and WEIGHTS not in typing.get_args(self.kind):
             wrong = next((name for name in value if not str(name).isidentifier()), None)
             if wrong is not None:
-                raise ValueError(f"'{self.name}' has the key {wrong!r}, which is not a name")
+                raise ValueError(f"the keys of '{self.name}' must be names, got {wrong!r}")
         if isinstance(value, str) and value.strip()[:1] != "[" and not _matches(value, self.kind):
             parts = read_override(value, self.kind)  # a list with commas, as on command lines
             value = parts if isinstance(parts, list) else value
@@ -119,7 +122,7 @@ class Key:
 
 
 def in_recipe(value: Any) -> str:
-    """Return a value as it is written in a recipe.
+    """Return a value as a recipe would contain it.
 
     >>> in_recipe(5e-5), in_recipe(True), in_recipe(("a", "b")), in_recipe({"a": 2})
     ('5e-05', 'true', 'a,b', '{a: 2}')
@@ -139,7 +142,7 @@ def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> It
 
     Args:
         section: prefix of the keys.
-        leave_out: names of fields that get no key.
+        leave_out: names of fields to skip.
     """
     hints = typing.get_type_hints(kind)
     descriptions = descriptions_of(kind)
@@ -187,14 +190,14 @@ def _meaning(kind: Any, limits: Limits) -> str:
         if inner is str:
             return "a list of one or two column names" if limits.at_most == 2 else "a list of names"
         several = {int: "a list of whole numbers", float: "a list of numbers"}
-        return several.get(inner) or f"a list, each {_meaning(inner, Limits())}"
+        return several.get(inner) or f"a list, each element {_meaning(inner, Limits())}"
     if kind == WEIGHTS:
         return "a mapping of names to numbers"
     if origin is Mapping:
-        return "a mapping of names to numbers and texts"
+        return "a mapping of names to numbers and strings"
     names = {
-        int: "a whole number", float: "a number", str: "a text", bool: "true or false",
-        types.NoneType: "nothing",
+        int: "a whole number", float: "a number", str: "a string", bool: "true or false",
+        types.NoneType: "null",
     }  # fmt: skip
     return names[kind]
 
@@ -213,7 +216,7 @@ def _json_schema(kind: Any, limits: Limits) -> dict[str, Any]:
         most = {} if limits.at_most is None else {"maxItems": int(limits.at_most)}
         items = _json_schema(arguments[0], Limits())
         several = {"type": "array", "items": items, "minItems": 1, **most}
-        return {"anyOf": [several, {"type": "string", "description": "with commas between"}]}
+        return {"anyOf": [several, {"type": "string", "description": "separated by commas"}]}
     if kind == WEIGHTS:
         return {"type": "object", "additionalProperties": {"type": "number"}}
     if origin is Mapping:

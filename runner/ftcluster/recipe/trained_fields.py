@@ -23,12 +23,13 @@ MOST_LETTERS = 60  # maximum length of a value in a note
 
 @dataclass(frozen=True)
 class TrainedFields:
-    """The fields of a training that a trained model's folder records.
+    """The recipe fields that a trained model's folder records.
 
     Attributes:
         file: path of the file with the fields.
-        recipe: name of the training's recipe, which may be unknown here; "" without a file.
-        task: name of the training's task; "" if the task is unknown or not recorded.
+        recipe: name of the recipe that trained the model, which may be unknown here; "" if the task
+            is unknown or not recorded.
+        task: name of the task that the model was trained for; "" if it is unknown or not recorded.
         options: values of the task's fields, as read from YAML.
         ignored: names of unknown entries, and of fields whose value is not allowed.
         missing: description of the missing file or entry if the folder records no task.
@@ -52,8 +53,8 @@ class TrainedFields:
         more = len(self.ignored) - MOST_NAMES
         names += f" and {more} more" if more > 0 else ""
         return (
-            f"ignored in {self.file}, because {self.task} lacks the field or its type differs: "
-            f"{names}"
+            f"ignored in {self.file}, because {self.task} has no such field or the value is not "
+            f"allowed: {names}"
         )
 
 
@@ -77,7 +78,7 @@ def trained_fields(folder: Path) -> TrainedFields:
     """Read the fields that a model's folder records. Without valid entries, all fields are empty.
 
     Raises:
-        FtclusterError: a newer ftcluster has written the file.
+        FtclusterError: a newer version of ftcluster wrote the file.
     """
     try:
         trained, file = read_trained(folder), folder / FILE

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from ftcluster_common.recipe import Training
 from ftcluster_common.tasks.spec import Contradiction
 
-NAMED = ("trackio", "mlflow", "wandb")  # trackers of report_to whose runs have names
+NAMED = ("trackio", "mlflow", "wandb")  # trackers in report_to that give names to runs
 # binary floating-point numbers only approximate decimal fractions
 SHARE_TOLERANCE = 1e-6
-LESS_IS_BETTER = {"perplexity", "ece"}  # words in the names of such metrics, besides loss
+LESS_IS_BETTER = {"perplexity", "ece"}  # words in names of metrics where less is better, as in loss
 
 
 def contradictions(training: Training, given: Collection[str]) -> Iterator[Contradiction]:
@@ -29,7 +29,7 @@ def contradictions(training: Training, given: Collection[str]) -> Iterator[Contr
     if training.max_steps == 0 or training.max_steps < -1:
         yield (
             "max_steps",
-            "max_steps must be a number of steps, or -1 for num_train_epochs, got "
+            "max_steps must be at least 1, or -1 to train for num_train_epochs, got "
             f"{training.max_steps}",
         )
     if training.warmup_ratio and training.warmup_steps:
@@ -39,7 +39,7 @@ def contradictions(training: Training, given: Collection[str]) -> Iterator[Contr
             "set only one of them, or set the other to 0",
         )
     if "run_name" in given and not any(name in training.report_to for name in NAMED):
-        yield "run_name", "run_name needs a tracker whose runs have names: report_to: trackio"
+        yield "run_name", "run_name needs a tracker that gives names to runs: report_to: trackio"
 
 
 def _steps(training: Training, given: Collection[str]) -> Iterator[Contradiction]:
@@ -64,27 +64,27 @@ def _saving(training: Training, given: Collection[str]) -> Iterator[Contradictio
         yield (
             "resume_from_checkpoint",
             "resume_from_checkpoint must be the folder of a checkpoint, because a new run has no "
-            "last checkpoint; ftcluster train --resume RUN continues another run from its newest "
-            "checkpoint",
+            "last checkpoint; to continue another run from its newest checkpoint: ftcluster train "
+            "--resume RUN",
         )
     if "save_total_limit" in given and save == "no":
         yield (
             "save_total_limit",
-            "save_total_limit has no checkpoints to count: save_strategy is no",
+            "save_total_limit has no effect, because save_strategy is no; remove it",
         )
     if evaluate == "no" and save == "best":
-        yield "save_strategy", "save_strategy best needs evaluations, and eval_strategy is no"
+        yield "save_strategy", "save_strategy best needs evaluations, but eval_strategy is no"
     if not training.load_best_model_at_end or save == "best":
         return
     if evaluate == "no":
         yield (
             "load_best_model_at_end",
-            "load_best_model_at_end needs evaluations, and eval_strategy is no",
+            "load_best_model_at_end needs evaluations, but eval_strategy is no",
         )
     elif evaluate != save:
         yield (
             "load_best_model_at_end",
-            "load_best_model_at_end needs a checkpoint of each evaluation that can be best: "
+            "load_best_model_at_end needs a checkpoint for each evaluation, so "
             f"save_strategy ({save}) and eval_strategy ({evaluate}) "
             "must be equal, unless save_strategy is best",
         )
@@ -93,16 +93,19 @@ def _saving(training: Training, given: Collection[str]) -> Iterator[Contradictio
         if not _is_multiple(training.save_steps, every):
             yield (
                 "save_steps" if "save_steps" in given else "load_best_model_at_end",
-                f"with load_best_model_at_end, save_steps ({training.save_steps:g}) has to be a "
-                f"multiple of the steps between evaluations ({every:g}), both as steps "
-                "or both as shares",
+                f"with load_best_model_at_end, save_steps ({training.save_steps:g}) must be a "
+                f"multiple of the steps between evaluations ({every:g}); both must be numbers of "
+                "steps, or both must be shares of the training",
             )
 
 
 def _best(training: Training, given: Collection[str]) -> Iterator[Contradiction]:
     stops = training.early_stopping_patience is not None
     if stops and training.eval_strategy == "no":
-        yield "early_stopping_patience", "early_stopping_patience needs evaluations: eval_strategy"
+        yield (
+            "early_stopping_patience",
+            "early_stopping_patience needs evaluations, but eval_strategy is no",
+        )
     if training.early_stopping_threshold and not stops:
         yield "early_stopping_threshold", "early_stopping_threshold needs early_stopping_patience"
     chooses = training.load_best_model_at_end or training.save_strategy == "best"
@@ -121,19 +124,19 @@ def _best(training: Training, given: Collection[str]) -> Iterator[Contradiction]
     ):
         yield (
             "metric_for_best_model",
-            f"a greater {training.metric_for_best_model} would count as better, as in "
-            "transformers: set greater_is_better: false",
+            f"as in transformers, a greater {training.metric_for_best_model} would count as "
+            "better; set greater_is_better: false",
         )
 
 
 @dataclass(frozen=True)
 class OtherNames:
-    """Names in transformers 5 for fields that `Training` names as transformers 4 does.
+    """Field names of transformers 5, where `Training` uses the names of transformers 4.
 
     Attributes:
-        train_sampling_strategy: name of group_by_length in transformers 5: group_by_length for
-            true, random for false.
-        activation_checkpointing: name of gradient_checkpointing in transformers 5.
+        train_sampling_strategy: transformers 5's name for group_by_length. The value
+            group_by_length means true, and random means false.
+        activation_checkpointing: transformers 5's name for gradient_checkpointing.
     """
 
     train_sampling_strategy: Literal["group_by_length", "random"] | None = None
@@ -147,7 +150,7 @@ _MEANS: Mapping[str, tuple[str, Mapping[Any, bool]]] = {
 
 
 def with_own_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Contradiction]]:
-    """Replace names of transformers 5 by the names in `Training`.
+    """Replace field names of transformers 5 with the names in `Training`.
 
     Return the fields, and contradictions between a field's two names.
 
@@ -163,7 +166,8 @@ def with_own_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Contr
             contradictions.append(
                 (
                     other,
-                    f"{name} has another value, but both names mean one field: set one of them",
+                    f"{other} is another name of {name}, which has a different value; set only one "
+                    "of the two",
                 )
             )
     return renamed, contradictions

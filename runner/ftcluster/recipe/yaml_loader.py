@@ -22,9 +22,9 @@ TEXT, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class _Loader(ShallowLoader):
-    """A loader that reads 1e-4 as a number, and 1_000, 0x10, 010, 1:30, .nan and dates as texts.
+    """A loader that reads 1e-4 as a number, and 1_000, 0x10, 010, 1:30, .nan and dates as strings.
 
-    YAML 1.1 reads 1e-4 as a text, and the other examples as numbers and dates.
+    YAML 1.1 reads 1e-4 as a string, and the other examples as numbers and dates.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML declares it
@@ -38,7 +38,7 @@ class _Loader(ShallowLoader):
         Raises:
             yaml.MarkedYAMLError: the text does not fit its YAML tag, or a number is too large.
         """
-        if isinstance(node, yaml.MappingNode):  # keys are texts: a class may be named no, or 010
+        if isinstance(node, yaml.MappingNode):  # keys are strings: a class may be named no, or 010
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
                     key.tag = TEXT
@@ -63,7 +63,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_value(text: str) -> Any:
-    """Read a text as YAML. If it is not valid in a recipe, return the text itself."""
+    """Read a string as YAML. If it is not valid in a recipe, return the string itself."""
     try:
         return yaml.load(text, Loader=_Loader)
     # the errors of an impossible date, of a number with thousands of digits, and of deep nesting
@@ -90,7 +90,7 @@ def read_keys(
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise RecipeError(
-            f"{source}:{line}: not valid YAML: the character {text[error.position]!a}"
+            f"{source}:{line}: not valid YAML: unexpected character {text[error.position]!a}"
         ) from error
     try:
         root = loader.get_single_node()

@@ -40,7 +40,7 @@ def recorded_price(record: Mapping[str, Any]) -> Price | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """A training planned for some hosts, with its duration and its price.
+    """A training run planned for some hosts, with its duration and its price.
 
     Attributes:
         name: file that the hosts' facts were read from; "" for the cluster.
@@ -119,7 +119,7 @@ def comparison(shapes: Sequence[Shape]) -> Iterator[str]:
         yield f"{number}: {shape.name}, {shape.precision}"
         yield f"   {shape.time.why}"
         if not shape.price:
-            yield f"   no cost: {shape.no_price or f'no host has {VARIABLE}'}"
+            yield f"   no cost: {shape.no_price or f'{VARIABLE} is not set for any host'}"
     best: Mapping[str, Any] = {
         "fastest": lambda shape: shape.time.seconds,
         "cheapest": lambda shape: shape.cost,
@@ -127,7 +127,8 @@ def comparison(shapes: Sequence[Shape]) -> Iterator[str]:
     currencies = {shape.price.currency for shape in shapes if shape.price}
     for word, value in best.items():
         if word == "cheapest" and len(currencies) > 1:
-            yield f"not compared by cost: the prices are in {' and '.join(sorted(currencies))}"
+            names = " and ".join(sorted(currencies))
+            yield f"costs are not compared, because the prices are in different currencies: {names}"
             continue
         numbers = [
             n for n, shape in enumerate(shapes)

@@ -1,4 +1,4 @@
-"""Estimates of a recipe's epoch time on some hosts, from measured trainings."""
+"""Estimates a recipe's epoch time on some hosts from measured training runs."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ Ranks = tuple[tuple[str, int], ...]  # CPU and threads of each rank
 
 @dataclass(frozen=True)
 class PastRun:
-    """The speed of a measured training, and the settings that it depends on.
+    """The speed of a measured training run, and the settings that determine it.
 
     Attributes:
         recipe: fields of the recipe.
@@ -42,7 +42,7 @@ class PastRun:
         tokens: mean number of tokens of a sample, without padding.
         weights: number of weights in the model's matmuls.
         gflops: measured matmul rate of each rank in GFLOP/s; empty if it was not measured.
-        limit_share: fraction of the matmul peak that the training reached; 0 if unknown.
+        limit_share: fraction of the matmul peak that the run reached; 0 if unknown.
     """
 
     run: str
@@ -90,10 +90,10 @@ def epoch_time(
     hosts: Sequence[HostFacts],
     runs: Sequence[PastRun],
 ) -> EpochTime:
-    """Measure or estimate the epoch time of a planned training.
+    """Return the measured or estimated epoch time of a planned training run.
 
-    If a training of the recipe ran with the same batch, ranks, threads and CPUs, its measured time
-    is the result. Otherwise the time is estimated from a training of the recipe on other hosts.
+    If an earlier run of the recipe used the same batch, ranks, threads and CPUs, its measured time
+    is the result. Otherwise the time is estimated from a run of the recipe on other hosts.
 
     The estimate assumes that the slowest rank computes its matmuls at the rate measured for a
     thread of its CPU. It also assumes that the step reaches the same fraction of the matmul peak. A
@@ -117,13 +117,13 @@ def epoch_time(
         if alike and run.how == how:
             why = f"run {run.run}: {run.samples_per_second:.1f} samples/s on the same ranks"
             return EpochTime(run.epoch_samples / run.samples_per_second, MEASURED, why, run.run)
-    measure = f"to measure it there: ftcluster bench scaling {recipe.name}"
+    measure = f"to measure the time on these hosts: ftcluster bench scaling {recipe.name}"
     source = next((run for run in same if run.limit_share and run.how[:2] == how[:2]), None)
     source = source or _shipped(recipe.name, fields, how)
     if not source:
         in_precision = f" in {plan.precision}" if same else ""
         return EpochTime(
-            None, "", f"no training of this recipe{in_precision} is recorded here; {measure}"
+            None, "", f"no run of this recipe{in_precision} is recorded here; {measure}"
         )
     rates = thread_rates([source, *runs], plan.precision) | own_rates(plan.precision)
     unknown = sorted({cpu for cpu, _ in ranks} - rates.keys())
@@ -146,8 +146,8 @@ def epoch_time(
     seconds = source.epoch_samples / batch * step / source.limit_share
     reached = f"run {source.run}" if source.run else "this recipe on ftcluster's test hosts"
     why = (
-        f"assumes {source.limit_share:.0%} of these CPUs' matmul rate, as {reached} "
-        "reached; ignores differences between networks"
+        f"assumes that training reaches {source.limit_share:.0%} of these CPUs' matmul rate, like "
+        f"{reached}; ignores differences between networks"
     )
     if unknown:
         counts = "the median of the measured CPUs"
@@ -230,7 +230,7 @@ def own_rates(precision: str) -> dict[str, float]:
 
 
 def past_runs() -> list[PastRun]:
-    """Return the trainings that this control node followed to their ends, the newest first.
+    """Return the training runs that this control node followed to their ends, the newest first.
 
     Skip damaged records.
     """

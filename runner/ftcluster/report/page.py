@@ -78,7 +78,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
 def means(
     runs: Sequence[RunPage], fields: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, int, list[tuple[str, str]]]]:
-    """Yield settings with several runs, which differ only in seeds and folds.
+    """Yield each setting that several runs share; these runs differ only in seeds and folds.
 
     Yields:
         The setting, its number of runs, and the mean of each metric with its standard deviation.
@@ -202,8 +202,8 @@ def reasons(run: RunPage) -> str:
     if parts.limit_share:
         rate = sum(run.history.products["gflops"])
         sentences.append(
-            f"It reaches {percent(parts.limit_share)} of the matmul peak: the {rate:.0f} GFLOP/s "
-            "of all ranks if a step consisted only of matrix multiplications."
+            f"Training reaches {percent(parts.limit_share)} of the matmul peak, the {rate:.0f} "
+            "GFLOP/s that all ranks would reach if a step consisted only of matrix multiplications."
         )
     if len(whole.ranks) > 1:
         sentences.append(f"A rank sends {whole.sent_bytes / whole.steps / 1e6:.1f} MB per step.")
@@ -214,12 +214,13 @@ def reasons(run: RunPage) -> str:
 WORTH = 0.1  # minimum saved fraction of a step for advice
 COMPUTING = "Computing limits the speed: use more hosts, or CPUs with faster matrix multiplication."
 ADVICE = {
-    "communication": "Besides computing, communication costs most: a larger batch, gradients in "
-    "bf16 (training.gradient_dtype=bf16) or fewer ranks reduce it; ftcluster bench allreduce "
-    "compares backends.",
-    "input": "Besides computing, making batches costs most: reduce max_length or use faster disks.",
-    "waiting": "Besides computing, waiting for slower ranks costs most: find the slow host below "
-    "and run ftcluster check.",
+    "communication": "After computing, communication takes the most time: a larger batch, "
+    "gradients in bf16 (training.gradient_dtype=bf16) or fewer ranks reduce it; ftcluster bench "
+    "allreduce compares backends.",
+    "input": "After computing, preparing batches takes the most time: reduce max_length or use "
+    "faster disks.",
+    "waiting": "After computing, waiting for slower ranks takes the most time: find the slow host "
+    "below and run ftcluster check.",
 }
 
 
@@ -232,10 +233,10 @@ def costs(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[HostCost], str]]:
         if not others:
             text = f"All ranks are on {first.host}."
         elif first.saved < 0.01:
-            text = "No host costs more than the others: less than 1 % of a step."
+            text = "No host slows down training by more than 1 % of a step."
         else:
             text = (
-                f"{first.host} costs most: if it were as fast as {others[0].host}, "
+                f"{first.host} is the slowest host: if it were as fast as {others[0].host}, "
                 f"a step would take up to {percent(first.saved)} less time."
             )
         named = [

@@ -208,7 +208,7 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
         for run, whole, name, ranks in _bars(runs)
     ]
     if bars:
-        note = "counts only computing and reading, as if the rank never waited for another"
+        note = "counts only computing and reading, as if the rank never waited for another rank"
         yield picture("Samples per second by rank", charts.bars(bars, "samples/s"), note)
     with_parts = [(run, run.parts) for run in runs if run.parts]
     if with_parts:

@@ -51,7 +51,7 @@ class RunPage:
 
     @property
     def recipe(self) -> str:
-        """The name of the recipe, or the kind of run if it has no recipe."""
+        """The name of the recipe, or the kind of the run if the run has no recipe."""
         return str(self.record.get("recipe", {}).get("name") or self.record.get("kind", "script"))
 
     @property

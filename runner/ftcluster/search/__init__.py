@@ -1,1 +1,1 @@
-"""Search settings of a training: choose the settings to try next, and the best result. No I/O."""
+"""Search for the best settings of a training run: choose what to try next, and the best. No I/O."""

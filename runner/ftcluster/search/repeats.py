@@ -1,4 +1,4 @@
-"""Runs that repeat a setting with other seeds or folds: their mean, spread, and role of chance."""
+"""Compare settings by the mean and spread of runs that differ only in their seeds and folds."""
 
 import math
 import statistics
@@ -133,7 +133,7 @@ def may_be_chance(first: RepeatedSetting, second: RepeatedSetting) -> bool | Non
     involved, Biometrika 34 (1947). The degrees of freedom are rounded down.
 
     Returns:
-        None if a setting has a single run, because its spread is then unknown.
+        True or False; None if a setting has only one run, because its spread is then unknown.
     """
     counts = len(first.values), len(second.values)
     if first.deviation is None or second.deviation is None:

@@ -11,7 +11,7 @@ from ftcluster_common.recipe import Recipe
 
 LESS_IS_BETTER = {"loss", "perplexity", "ece"}  # words in a metric's name
 PREFIX = "eval_"  # prefix of metric names in transformers
-OF_TESTS = "test_"  # prefix of the metrics of test sets, which choose no run
+OF_TESTS = "test_"  # prefix of test-set metrics, which must not influence the choice of a run
 WAITING, DIVERGED, NOT_STARTED = "waiting", "diverged", "not started"
 
 
@@ -69,7 +69,7 @@ class SweepRun:
             self.reason = self.state
         elif bad := [n for n, value in self.metrics.items() if not math.isfinite(value)]:
             self.state = DIVERGED
-            self.reason = f"not finite: {', '.join(bad)}"
+            self.reason = f"metrics are not finite: {', '.join(bad)}"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def aim_of(
     of_recipe = (training.metric_for_best_model or "").removeprefix(PREFIX)
     asked = asked.removeprefix(PREFIX)
     if asked and asked not in names:
-        raise UsageError(f"--metric {asked}: this task has {', '.join(names)}")
+        raise UsageError(f"--metric {asked}: the metrics of this task are {', '.join(names)}")
     comparable = (*recipe.spec.comparable_metrics(recipe.options, fields), *own_metrics)
     if asked or (of_recipe or "loss") in comparable or comparable == names:
         metric = asked or of_recipe

@@ -121,11 +121,14 @@ def combinations(axes: Sequence[Axis]) -> list[Settings]:
     if ranges := [axis.name for axis in axes if isinstance(axis, Range)]:
         raise UsageError(
             f"a range has infinitely many values: {', '.join(ranges)}",
-            "list the values, key=a,b,c, or try a selection: --random N or --tpe N",
+            "list the values (key=a,b,c), or try a selection of them: --random N or --tpe N",
         )
     lists = [axis.values for axis in axes if isinstance(axis, Values)]
     if (count := math.prod(map(len, lists))) > MOST:
-        raise UsageError(f"{count:,} runs are more than {MOST:,}", "try a selection: --random N")
+        raise UsageError(
+            f"the sweep has {count:,} runs, but at most {MOST:,} are allowed",
+            "try a selection: --random N",
+        )
     names = [axis.name for axis in axes]
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*lists)]
 
@@ -139,7 +142,7 @@ def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Settings]:
         UsageError: `count` exceeds MOST.
     """
     if count > MOST:
-        raise UsageError(f"--random {count:,} is more than {MOST:,} runs")
+        raise UsageError(f"--random {count:,}: at most {MOST:,} runs are allowed")
     distinct: dict[str, Settings] = {}
     for number in range(DRAWS * count):
         values = {
@@ -174,7 +177,7 @@ def _takes_list(key: Key | None) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    """Split a text at its commas, except at commas inside brackets or quotes.
+    """Split a string at its commas, except at commas inside brackets or quotes.
 
     >>> _parts("[a,b], [c]"), _parts("1e-5,2e-5,")
     (['[a,b]', '[c]'], ['1e-5', '2e-5'])

@@ -1,4 +1,4 @@
-"""Search for the fastest settings of a training. No I/O: the caller runs the trials.
+"""Search for the fastest settings of a training run. No I/O: the caller runs the trials.
 
 The search has two rounds. The first round tries each setting alone, with trials of the plan's
 default in between, because the speed of hosts varies over time. The last round repeats, in turns,
@@ -47,12 +47,12 @@ class TrialSpeed:
 
 @dataclass(frozen=True)
 class Trial:
-    """A finished trial: a short training with some settings.
+    """A finished trial: a short training run with some settings.
 
     Attributes:
         settings: the settings that were tried.
         round: FIRST or FINAL.
-        steps: number of steps of the training.
+        steps: number of training steps.
         samples_per_second: measured speed; None if the trial failed.
         problem: reason why the trial failed; "" if the trial succeeded.
     """
@@ -104,7 +104,7 @@ def together(ranked: Sequence[Settings]) -> Settings:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A request to measure a training of `steps` steps with some settings."""
+    """A request to measure a training run of `steps` steps with some settings."""
 
     settings: Settings
     steps: int
@@ -230,7 +230,7 @@ class Turns:
 
     def _try(self, settings: Settings, number: int, steps: int) -> Tries[None]:
         what = written(settings) or "the plan's default"
-        where = "last round" if number == FINAL else "alone"
+        where = "last round" if number == FINAL else "first round"
         self._say(f"{where}, {counted(steps, 'step')}: {what} ...")
         try:
             measured = yield from self._measured(settings, steps)

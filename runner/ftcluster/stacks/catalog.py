@@ -64,7 +64,7 @@ class Stack:
     Attributes:
         name: name for `setup --stack`.
         state: default: installed by setup; supported: locked and tested; documented: known to
-            match, but neither locked nor tested.
+            match, but the stack is neither locked nor tested.
         python: first and last minor version of Python for which all packages have wheels.
         packages: exact versions by package name.
         backends: supported collective backends, the preferred one first.
@@ -91,7 +91,7 @@ class Stack:
     advisories: tuple[Advisory, ...] = ()
 
     def version(self, *packages: str) -> str:
-        """Return the version of the first of these packages that the stack has, or "".
+        """Return the version of the first of these packages that the stack contains, or "".
 
         >>> load_stacks()["native"].version("torch")
         '2.13.0'
@@ -101,17 +101,17 @@ class Stack:
 
     @property
     def has_ipex(self) -> bool:
-        """Return True if the stack has Intel's extension for PyTorch."""
+        """Return True if the stack contains Intel's extension for PyTorch."""
         return bool(self.version(*IPEX))
 
     @property
     def has_ccl(self) -> bool:
-        """Return True if the stack has oneCCL's binding for torch.distributed."""
+        """Return True if the stack contains oneCCL's binding for torch.distributed."""
         return bool(self.version(CCL))
 
     @property
     def missing_hashes(self) -> str:
-        """Return the names of packages without a hash, as a text; "" if all have a hash."""
+        """Return the names of packages without a hash, as a string; "" if all packages have one."""
         return str(unverified(vars(self)))
 
     def fits_python(self, version: str) -> bool:

@@ -32,12 +32,12 @@ def is_unicode(text: str) -> bool:
 
 
 def is_plain(text: str) -> bool:
-    """Return True if a text is a single line without control characters and direction marks."""
+    """Return True if a string is a single line without control characters and direction marks."""
     return not _NOT_PLAIN.search(text)
 
 
 def printable(value: Any) -> Any:
-    """Remove the colours and escape the control characters in all texts of a value.
+    """Remove the colours and escape the control characters in all strings of a value.
 
     >>> printable({"msg": ["\\x1b[1mbold\\x1b[0m \\x1b[2J", 1]})
     {'msg': ['bold \\\\x1b[2J', 1]}
@@ -57,7 +57,7 @@ def printable(value: Any) -> Any:
 
 
 def in_one_line(text: str) -> str:
-    r"""Escape all characters of a text that end a line or control a terminal.
+    r"""Escape all characters of a string that end a line or control a terminal.
 
     >>> print(in_one_line("a\nb\x85c\u2028d\x1b[2J"))
     a\nb\x85c\u2028d\x1b[2J

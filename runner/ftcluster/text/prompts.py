@@ -64,5 +64,5 @@ def all_of_stdin() -> str:
         raise UsageError("there is no prompt", 'ftcluster generate RUN "a question"')
     text = sys.stdin.read(MOST_STDIN + 1)
     if len(text) > MOST_STDIN:
-        raise UsageError(f"the prompt on stdin has more than {MOST_STDIN:,} characters")
+        raise UsageError(f"the prompt on stdin is longer than {MOST_STDIN:,} characters")
     return text.rstrip("\n")

@@ -28,7 +28,7 @@ class Script:
     Attributes:
         name: name that becomes part of the run's id.
         program: arguments of the hosts' Python: path or `-m MODULE`, then the script's arguments.
-        arguments: arguments of the script.
+        arguments: arguments that are passed to the script.
         source: file of the script on this machine; None if the script is only on the hosts.
         folder: folder on this machine that is copied to the hosts, or None. The ranks start in the
             copy.
@@ -63,7 +63,7 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
         return _module(rest, on_hosts, here)
     if first.startswith("-"):
         raise UsageError(
-            f"'{first}' is not a script; the only supported Python option is -m MODULE", USAGE
+            f"'{first}' is not a script; -m MODULE is the only supported option of Python", USAGE
         )
     path = Path(first)
     if on_hosts:

@@ -50,11 +50,11 @@ REMOVED: Mapping[str, tuple[tuple[int, ...], str]] = {
 
 @dataclass(frozen=True)
 class Incompatibility:
-    """A place where a script uses something that the stack lacks.
+    """A place where a script uses something that the stack does not support.
 
     Attributes:
-        what: file and line, with the reason why the use is not possible.
-        hint: replacement to write.
+        what: file and line, with the reason why the stack does not support this.
+        hint: advice to the user, such as a replacement.
         certain: True if the script is certain to fail.
     """
 
@@ -73,7 +73,7 @@ def incompatibilities(
     stacks: Mapping[str, Stack],
     brings: bool = False,
 ) -> list[Incompatibility]:
-    """Return all places where a script uses something that the stack lacks.
+    """Return all places where a script uses something that the stack does not support.
 
     Args:
         source: the script's source; None if the script is only on the hosts. In this case no
@@ -81,7 +81,7 @@ def incompatibilities(
         words: arguments of the script.
         stack: stack of the cluster.
         stacks: all stacks by name.
-        brings: True if --requirements installs packages for the script.
+        brings: True if --requirements installs further packages for the script.
     """
     flags = _flags(words)
     if source is None:
@@ -112,14 +112,14 @@ def other_backends(
         ),
     ]
     return [
-        f"{where}{': ' * bool(where)}{text}: {backend} is used, and not the planned {planned}"
+        f"{where}{': ' * bool(where)}{text}: {backend} is used instead of the planned {planned}"
         for where, text, backend in asked
         if backend in stack.backends and backend != planned
     ]
 
 
 def _has_only(stack: Stack) -> str:
-    return f"stack {stack.name} has only {', '.join(stack.backends)}"
+    return f"stack {stack.name} supports only {', '.join(stack.backends)}"
 
 
 def _of_calls(source: Source, stack: Stack) -> list[Incompatibility]:
@@ -137,7 +137,7 @@ def _of_calls(source: Source, stack: Stack) -> list[Incompatibility]:
             for call in source.spawns
         ),
         *(
-            Incompatibility(f"{where}: uses a GPU, which hosts do not have", CPU, certain=False)
+            Incompatibility(f"{where}: uses a GPU, but the hosts have none", CPU, certain=False)
             for where in source.gpus
         ),
     ]

@@ -70,11 +70,14 @@ def choose_files(folder: Path, home: Path | None = None) -> Copied:
         home: the user's home folder, which is never copied as a whole.
 
     Raises:
-        UsageError: the folder is a system or home folder, too large or unreadable, or has links
-            to targets outside of it.
+        UsageError: the folder is a system or home folder, too large or unreadable, or contains
+            links to targets outside of it.
     """
     if str(folder) in SYSTEM or folder == home:
-        raise UsageError(f"the script is in {folder}, which is not copied as a whole", ADVICE)
+        raise UsageError(
+            f"the script is in {folder}; a home or system folder is not copied as a whole",
+            ADVICE,
+        )
     left_out: list[str] = []
     leaving: list[str] = []
     files: list[str] = []
@@ -84,20 +87,20 @@ def choose_files(folder: Path, home: Path | None = None) -> Copied:
         top = name.split("/")[0]
         sizes[top] = sizes.get(top, 0) + (folder / name).stat().st_size
         if len(files) > MAX_FILES:
-            _refuse(folder, f"has more than {MAX_FILES:,} files, too many to copy", ())
+            _refuse(folder, f"contains more than {MAX_FILES:,} files, too many to copy", ())
     if leaving:
         hint = "replace the links by copies, or pass paths to the script that exist on every host"
-        _refuse(folder, "has links to targets outside of it", leaving, hint)
+        _refuse(folder, "contains links to targets outside of it", leaving, hint)
     odd = [ascii(name) for name in files if not is_unicode(name)]
     if odd:
-        _refuse(folder, "has names that are not UTF-8", odd)
+        _refuse(folder, "contains files whose names are not UTF-8", odd)
     size = sum(sizes.values())
     if size > MAX_BYTES:
         largest = sorted(sizes, key=lambda top: -sizes[top])[:MOST_NAMED]
         listed = ", ".join(f"{top} {sizes[top] / 1e6:,.0f} MB" for top in largest)
         limit = f"too much to copy (at most {MAX_BYTES / 1e6:,.0f} MB); largest: {listed}"
         hint = f"{ADVICE}; put large data on every host or a shared file system"
-        _refuse(folder, f"has {size / 1e6:,.0f} MB, {limit}", (), hint)
+        _refuse(folder, f"contains {size / 1e6:,.0f} MB, {limit}", (), hint)
     return Copied(folder, tuple(sorted(files)), size, tuple(sorted(left_out)))
 
 

@@ -42,7 +42,7 @@ def read_code(task: str = "", metrics: str = "") -> UserCode:
         metrics: path of the file with the metrics; "" for none.
 
     Raises:
-        UsageError: a file cannot be used; the message has the reason, file and line.
+        UsageError: a file cannot be used; the message gives the reason, file and line.
     """
     with reported():
         code = UserCode(
@@ -60,7 +60,7 @@ def use_code(code: UserCode, path: Path) -> None:
         path: location of the task's file, for messages.
 
     Raises:
-        CodeError: a file is not valid; the message has the reason, file and line.
+        CodeError: a file is not valid; the message gives the reason, file and line.
     """
     declared_metrics(code.metrics)
     spec = load_task(code.task, path)
@@ -138,7 +138,7 @@ def _check_fields(spec: AnyTask, file: CodeFile) -> None:
     taken = sorted(RESERVED & {field.name for field in fields(spec.fields)})
     if taken:
         raise CodeError(
-            f"{file.name}: {spec.fields.__name__} has the field {', '.join(taken)}, which every "
-            "recipe has with another meaning",
+            f"{file.name}: {spec.fields.__name__} defines the field {', '.join(taken)}, which "
+            "every recipe already has with another meaning",
             "rename the field",
         )

@@ -142,7 +142,7 @@ def read_requirements(path: Path) -> Requirements:
     """Read a requirements file and the files that it includes.
 
     Raises:
-        UsageError: the file does not exist, or has unsupported lines; the message lists them.
+        UsageError: the file does not exist, or contains unsupported lines; the message lists them.
     """
     lines: list[Line] = []
     options: list[str] = []
@@ -170,9 +170,9 @@ def _read(
         where = f"{path}:{number}"
         if variable := _VARIABLE.search(words):
             problems.append(
-                f"{where}: {variable[0]} is not replaced by the variable's value, which may be a "
-                "secret; write the value itself, and put credentials of an index into ~/.netrc or "
-                "PIP_INDEX_URL"
+                f"{where}: variables such as {variable[0]} are not supported, because their values "
+                "may be secrets; write the value itself, and put credentials of a package index "
+                "into ~/.netrc or PIP_INDEX_URL"
             )
             continue
         if words.startswith("-"):
@@ -198,7 +198,7 @@ def _line(words: str, where: str, constraint: bool) -> Line:
     """Return the requirement of a line.
 
     Raises:
-        ValueError: the line is wrong; the message has the reason.
+        ValueError: the line is wrong; the message gives the reason.
     """
     hashes = _HASH.findall(words)
     asked, *more = _NEXT_OPTION.split(_HASH.sub("", words))
@@ -213,7 +213,7 @@ def _line(words: str, where: str, constraint: bool) -> Line:
         url.scheme not in ("https", "http", "file") or not url.path.endswith(".whl")
     ):
         raise ValueError(
-            f"{requirement.name} is not a wheel; source distributions must come from an index"
+            f"{requirement.name} is not a wheel; a source distribution must come from an index"
         )
     digests = frozenset(digest.lower() for _, digest in hashes)
     return Line(requirement, where, digests, constraint)

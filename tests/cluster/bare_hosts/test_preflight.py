@@ -61,7 +61,7 @@ def test_every_problem_of_every_host_before_anything_is_changed(
     for name in NAMES:
         assert re.search(r"Python 3\.11\.\d+ .* 3\.99 ", of[name])
     assert "/proc/ftcluster is not writable" in of[HEAD]
-    assert "0.1 GB free at /mnt/small/ft" in of[OTHER]
+    assert "0.1 GB are free at /mnt/small/ft" in of[OTHER]
     assert re.search(r"its clock is (3599|3600)\.\d s ahead of the clock of node[01]", of[THIRD])
     assert "mpirun needs the same path on all" in done.stderr
 
@@ -85,7 +85,7 @@ def test_hosts_without_the_root_that_is_required_are_named(
     assert "nothing was changed" in done.stderr
     of = failures(done.stderr, 3)
     assert re.search("root is required, .* sudo requires a terminal", of[HEAD])
-    assert re.search("root is required, but .* there is no sudo", of[OTHER])
+    assert re.search("root is required, but .* sudo is not installed", of[OTHER])
     assert re.search("root is required, .* sudo asks for a password", of[THIRD])
     assert "sudo refuses the password" in wrong.stderr
     # sudo prints this even if the password is right

@@ -40,7 +40,8 @@ def test_without_root_the_open_ports_are_named(cluster: Cluster) -> None:
     with cluster.control.changed(ALONE):
         done = cluster.control.run(*setup, "preflight,system")
     assert done.returncode == 0, done.stderr
-    named = rf"{HEAD}-{OTHER}: no root here.*29500-29999 and 32768-60999.*{ADDRESS[HEAD]}, "
+    ports = "29500-29999 and 32768-60999"
+    named = rf"{HEAD}-{OTHER}: root is not available here.*{ports}.*{ADDRESS[HEAD]}, "
     assert re.search(named, done.stderr), done.stderr
 
 
@@ -74,7 +75,7 @@ def test_the_hosts_own_local_ports_are_closed_but_for_services_that_are_named(
         with control.changed({OTHER: services}):
             refused = control.run(*setup)
             assert refused.returncode == 1
-            assert re.search(rf"{OTHER}: .*: 11111 \(of root\)", refused.stderr)
+            assert re.search(rf"{OTHER}: .*: 11111 \(user root\)", refused.stderr)
             assert "11112" not in refused.stderr, "a reserved port is given to nobody"
             named = json.dumps({"ftcluster_firewall_open_ports": [11111]})
             known = control.run(*setup, "-e", named)

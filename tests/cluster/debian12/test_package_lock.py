@@ -65,8 +65,8 @@ def test_a_host_whose_package_lock_stays_busy_fails_and_names_the_holder(cluster
         done = control.run("setup", cluster.inventory, "--tags", "system", *limit)
     assert done.returncode == 1
     problem = (
-        rf"setup failed on 1 of 2 hosts\n  {OTHER}: nftables cannot be installed: process \d+ "
-        rf"\(.*python3.*\) holds {LOCK}, for more than 2 s\. Wait until this process has ended"
+        rf"setup failed on 1 of 2 hosts\n  {OTHER}: nftables cannot be installed: after a wait "
+        rf"of 2 s, process \d+ \(.*python3.*\) holds {LOCK}\. Wait until this process has ended"
     )
     assert re.search(problem, done.stderr), done.stderr
     assert f"{HEAD}: failed" not in done.stderr

@@ -53,7 +53,7 @@ def test_vault_jump_host_and_a_password_for_become_go_through(
                            "--become-password-file", str(tmp_path / "sudo"),
                            ANSIBLE_SSH_CONTROL_PATH_DIR=str(tmp_path / "cp"))  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "no root here" not in done.stderr
+    assert "root is not available here" not in done.stderr
     assert "sesame" not in done.stdout + done.stderr
     logins = control.shell(OTHER, "journalctl --no-pager | grep 'Accepted publickey'")
     assert f"Accepted publickey for ops from {ADDRESS[HEAD]}" in logins

@@ -23,7 +23,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         assert re.search(r"3 hosts checked, \d\d changes to make", dry.stdout), dry.stdout
         assert re.search("node0: changed: Install.*: nftables", dry.stderr), dry.stderr
         assert (
-            "would make that key, known_hosts and ssh_config of node0, node1, node2" in dry.stderr
+            "would create that key, known_hosts and ssh_config for node0, node1, node2"
+            in dry.stderr
         )
         assert "node1-node2: would authorize the head's key" in dry.stderr
         report = tmp_path_factory.mktemp("report") / "systems.json"
@@ -52,7 +53,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         assert [row.split()[:3] for row in rows[1:4]] == [
             [name, name, address] for name, address in ADDRESS.items()
         ]
-        assert "mpirun reached 3 hosts, the same" in rows[4]
+        assert "mpirun reached 3 hosts with the same" in rows[4]
         assert "an all-reduce over all ranks is correct" in rows[4]
-        assert "their ports are closed to this machine, which is not one of them" in out
+        assert "the hosts' ports are closed to this machine, which is not one of the hosts" in out
         yield Cluster(control, inventory, before)

@@ -59,7 +59,7 @@ def test_a_training_continues_while_hosts_leave_and_join_and_runs_are_removed(
         step = row()["step"]
         added = control.run("hosts", "add", THIRD)
         assert added.returncode == 0, added.stderr
-        assert f"{THIRD}: part of the cluster, which has 3 hosts" in added.stdout
+        assert f"added: {THIRD}; the cluster now has 3 hosts" in added.stdout
         now = row()
         assert (now["state"], now["hosts"]) == ("running", [HEAD, OTHER])
         assert now["step"] > step

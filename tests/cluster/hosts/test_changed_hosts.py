@@ -43,7 +43,7 @@ def test_setup_heals_a_host_that_was_reinstalled(cluster: Cluster, tmp_path: Pat
 
     healed = control.run("setup", cluster.inventory, **fresh)
     assert healed.returncode == 0, healed.stderr
-    assert "mpirun reached 3 hosts, the same" in healed.stdout
+    assert "mpirun reached 3 hosts with the same" in healed.stdout
     trained = control.run("train", "quickstart", *ALL, *FEW_PAIRS, "--json", **fresh)
     assert trained.returncode == 0, trained.stderr
     assert json.loads(trained.stdout)["world_size"] == 3
@@ -69,7 +69,7 @@ def test_a_host_with_a_run_cannot_leave_the_inventory(cluster: Cluster) -> None:
         refused = control.run("setup", without)
         assert refused.returncode == 1, refused.stdout
         [line] = [line for line in refused.stderr.splitlines() if line.startswith(f"  {HEAD}: ")]
-        assert f"run {run} uses {OTHER}, which the inventory does not have" in line
+        assert f"run {run} uses {OTHER}, missing from the inventory" in line
         assert f"ftcluster stop {run}" in line
         assert control.snapshots() == before
         again = control.run("setup", cluster.inventory, "--tags", "mesh,verify", "--limit", HEAD)

@@ -165,7 +165,7 @@ def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
         assert current() == before
         mended = setup("--bundle", bundle, *STAGES)
         assert mended.returncode == 0, mended.stderr
-        assert "mpirun reached 2 hosts, the same" in mended.stdout
+        assert "mpirun reached 2 hosts with the same" in mended.stdout
         assert current() & before == set()
         assert len(current()) == 1
         for name in PAIR:

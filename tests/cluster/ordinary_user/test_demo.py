@@ -58,7 +58,8 @@ def test_the_first_command_as_an_ordinary_user(home: Path) -> None:
     notes = [line for line in done.stderr.splitlines() if line.startswith("note:")]
     assert len(notes) == 1
     assert re.search(
-        r"no root here \(.*\), so tcmalloc is (not installed|installed already)", notes[0]
+        r"root is not available here \(.*\), so tcmalloc is (not installed|installed already)",
+        notes[0],
     )
     result = json.loads(done.stdout)
     assert result["metrics"]["accuracy"] >= 0.9

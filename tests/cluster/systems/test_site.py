@@ -146,7 +146,7 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
     inventory = site.inventory("site.ini", PAIR, with_own_disk)
     first = site.run("setup", inventory)
     assert first.returncode == 0, first.stderr
-    for missing in ("no root here", "cannot be installed", "nftables cannot be used"):
+    for missing in ("root is not available here", "cannot be installed", "nftables cannot be used"):
         assert missing not in first.stderr
     assert "Port 2302" in site.shell(HEAD, "cat /opt/ftcluster/mesh/ssh_config")
     again = site.run("setup", "--json")

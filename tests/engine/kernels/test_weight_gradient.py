@@ -207,7 +207,7 @@ def test_whoever_looks_at_a_gradient_gets_it() -> None:
 
 def test_rows_that_do_not_match_are_refused() -> None:
     rows = torch.ones(600, 64, dtype=BF16)
-    with pytest.raises(ValueError, match="columns of"):
+    with pytest.raises(ValueError, match="same number of rows"):
         products.weight_gradient_(rows, rows[:599], torch.empty(64, 64), adds=False)
 
 

@@ -95,14 +95,14 @@ def test_calls_that_differ_between_ranks_are_named_on_each(
 ) -> None:
     host = os.uname().nodename
     for said in (
-        "the ranks differ in call 1 of their group: "
+        "the ranks made different calls as call 1 of their group: "
         f"rank 0 ({host}): all_reduce (sum) of 3 float32; "
         f"rank 1 ({host}): all_reduce (sum) of 4 float32; "
         f"rank 2 ({host}): all_reduce (sum) of 5 float32",
-        "the ranks differ in call 2 of their group: "
+        "the ranks made different calls as call 2 of their group: "
         f"ranks 0, 2 ({host}): all_reduce (sum) of 3 float32; "
         f"rank 1 ({host}): all_reduce (sum) of 3 float64",
-        "the ranks differ in call 3 of their group: "
+        "the ranks made different calls as call 3 of their group: "
         f"rank 0 ({host}): all_reduce (sum) of 3 float32; "
         f"ranks 1, 2 ({host}): broadcast of 3 float32, root 0",
         f"all_to_all of float32: rank 1 ({host}) sends 2 elements to rank 2 ({host}), "
@@ -136,8 +136,8 @@ def test_memory_that_mpi_may_write_to_is_kept(monkeypatch: pytest.MonkeyPatch, t
     ("case", "said"),
     [
         pytest.param("fails", "KeyError: 'of rank 1'", marks=pytest.mark.long),
-        ("exits", r"rank 0 \(.*\): all_reduce \(sum\) of 3 float32; rank 1 \(.*\): nothing"),
-        ("is_stopped", r"rank 0 \(.*\): rank 1 \(.*\) did not call it, or no longer answers"),
+        ("exits", r"rank 0 \(.*\): all_reduce \(sum\) of 3 float32; rank 1 \(.*\): no call"),
+        ("is_stopped", r"rank 0 \(.*\): rank 1 \(.*\) did not call it, or no longer responds"),
     ],
 )
 def test_a_rank_that_fails_ends_all(case: str, said: str) -> None:

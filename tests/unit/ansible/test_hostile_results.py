@@ -73,6 +73,6 @@ def test_an_answer_that_fills_the_memory_ends_ansible(
     monkeypatch.setattr(playbook_module, "LOOK_SECONDS", 0.1)
     outcome, events = played(tmp_path, "head -c 2000000000 /dev/zero | tr '\\\\0' x")
     assert outcome.state == "failed"
-    assert "more than 0.5 GB of memory here" in outcome.output
-    assert "Hosts without a response so far: node1;" in outcome.output
+    assert "more than 0.5 GB of memory on this machine" in outcome.output
+    assert "Hosts that have not responded yet: node1;" in outcome.output
     assert not [one for one in events if one.kind in ("ok", "changed")]

@@ -148,5 +148,5 @@ def test_variables_are_in_no_argument_and_no_file_but_in_a_pipe_that_nobody_else
 
 
 def test_what_is_no_unicode_is_refused_in_one_line() -> None:
-    with pytest.raises(FtclusterError, match=r"not valid Unicode.*caf"):
+    with pytest.raises(FtclusterError, match=r"accepts only valid Unicode.*caf"):
         never_a_template({"run": ["caf\udce9"]})

@@ -126,7 +126,7 @@ def test_a_folder_for_sockets_that_others_may_open_is_refused(long_home: Path, k
     else:
         folder.rename(long_home / "else")
         folder.symlink_to(long_home / "else")
-    with pytest.raises(FtclusterError, match="other users may open this folder"):
+    with pytest.raises(FtclusterError, match="other users can open this folder"):
         socket_folder()
 
 

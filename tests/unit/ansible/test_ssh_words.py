@@ -42,7 +42,7 @@ def test_a_changed_key_names_what_to_look_at() -> None:
     said = of_host_key(CHANGED_KEY)
     assert said.startswith(CHANGED)
     assert "SHA256:N8oO4YzZWg55+E/NNLcOHj5qC82Leg4d1qre8dJ9E2c:" in said
-    assert "/home/ops/.ssh/known_hosts:12," in said
+    assert "/home/ops/.ssh/known_hosts:12;" in said
     assert "\n" not in said
 
 
@@ -75,7 +75,7 @@ def test_other_words_of_ssh(message: str, said: str) -> None:
 def test_an_sshd_with_too_many_connections(message: str, turned_away: bool) -> None:
     said = of_sshd(message)
     assert ("MaxStartups" in said) == turned_away
-    assert ("is off, does not let this user in, does not reach" in said) == ("65535" in message)
+    assert ("is off, refuses this user, cannot reach" in said) == ("65535" in message)
     assert "\n" not in said
 
 
@@ -88,18 +88,18 @@ CLOSED = (
 @pytest.mark.parametrize(
     ("line", "fails"),
     [
-        ("ssh: Could not resolve hostname bastion: Name or service not known", "is not reached"),
-        ("ssh: connect to host 203.0.113.9 port 22: Connection timed out", "is not reached"),
-        ("ops@bastion: Permission denied (publickey).", "is not reached"),
-        ("/bin/bash: line 1: exec: nc: not found", "is not reached"),
-        ("channel 0: open failed: connect failed: No route to host", "does not reach it"),
-        ("channel 0: open failed: administratively prohibited: open failed", "does not reach it"),
+        ("ssh: Could not resolve hostname bastion: Name or service not known", "cannot be reached"),
+        ("ssh: connect to host 203.0.113.9 port 22: Connection timed out", "cannot be reached"),
+        ("ops@bastion: Permission denied (publickey).", "cannot be reached"),
+        ("/bin/bash: line 1: exec: nc: not found", "cannot be reached"),
+        ("channel 0: open failed: connect failed: No route to host", "cannot reach it"),
+        ("channel 0: open failed: administratively prohibited: open failed", "cannot reach it"),
     ],
 )
 def test_a_jump_host_that_does_not_lead_to_the_host(line: str, fails: str) -> None:
     end = f"stdio forwarding failed\r\n{CLOSED}" if line.startswith("channel") else CLOSED
     message = f"Task failed: Failed to connect to the host via ssh: Welcome!\r\n{line}\r\n{end}"
-    said = f"the jump host or proxy on the way to it {fails}: {line}"
+    said = f"the jump host or proxy in front of this host {fails}: {line}"
     assert of_sshd(message) == of_sshd(message.replace("Welcome!\r\n", "")) == said
 
 

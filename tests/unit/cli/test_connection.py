@@ -76,7 +76,7 @@ def test_a_run_of_another_control_node_is_found_on_its_head() -> None:
 
 def test_runs_of_all_heads_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert connection.all_runs(RUN_HOSTS, make_view(False), most=20) == ([SECOND, FIRST], 7)
-    assert "no answer from node2" in capsys.readouterr().err
+    assert "no response from node2" in capsys.readouterr().err
     assert connection.all_runs(RUN_HOSTS, View(), most=1) == ([SECOND], 8)  # running runs first
 
 

@@ -77,7 +77,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingRu
 
 def test_the_settings_are_those_of_the_adapters(launched: list[TrainingRun], shell: Shell) -> None:
     note = shell(f"{DPO} adapter_base=base lora_dropout=0").err
-    assert "continues the adapters of adapters" in note
+    assert "adapters of adapters are trained further" in note
     [run] = launched
     options = run.recipe.options
     fields = {name: getattr(options, name) for name in ("lora_r", "lora_alpha", "lora_dropout")}

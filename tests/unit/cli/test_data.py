@@ -83,7 +83,7 @@ def test_several_classes_in_a_cell_are_noted(shell: Shell, tmp_path: Path) -> No
         rows = "".join(f"text {number},{cell}\n" for number, cell in enumerate(cells))
         (tmp_path / "tags.csv").write_text(f"text,label\n{rows}")
         found = shell(arguments).document
-        assert f"(label_separator={form}); to keep each cell as one class" in found["notes"][0]
+        assert f"(label_separator={form}); to treat each cell as one class" in found["notes"][0]
         assert found["sets"][0]["classes"] == (
             {"a": 2, "b": 1} if form == "list" else {"a": 3, "b": 3}
         )
@@ -166,7 +166,8 @@ def test_rows_that_only_hosts_read_are_not_passed_over_in_silence(
     (tmp_path / "notes.txt").write_text("A text without rows.\n" * 9)
     shown = shell(["data", "clm", "--here", "--data", "notes.txt", "--model", "model"])
     assert (
-        "notes.txt was read: only hosts read Parquet, Arrow and text files" in shown.err + shown.out
+        "notes.txt was read, because only hosts read Parquet, Arrow and text"
+        in shown.err + shown.out
     )
 
 
@@ -185,8 +186,13 @@ def test_rows_without_a_position_are_refused_or_skipped_by_their_lines(
     (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ANSWERED))
     command = "data squad --here --data qa.jsonl --model model"
     refused = shell(command, 1).err
-    assert "qa.jsonl:1: answer 'Ada' is 2 times in the context, at the characters 0, 37" in refused
-    assert "qa.jsonl:3: answer 'London' is not in the context: correct it, or skip" in refused
+    assert (
+        "qa.jsonl:1: the answer 'Ada' occurs 2 times in the context, at characters 0, 37" in refused
+    )
+    assert (
+        "qa.jsonl:3: the context does not contain the answer 'London': correct the answer, or"
+        in refused
+    )
     assert "qa.jsonl:2" not in refused
     shown = shell(f"{command} repeated_answers=skip missing_answers=skip").out
     assert "columns: question (question), context (context), answer (answers)" in shown

@@ -125,7 +125,7 @@ def test_predictions_that_are_no_rows_are_refused(
     words = ["predict", "classify", "--model", "model", "--data", "new.csv", "-o", "out.csv"]
     assert main(words) == (1 if sent else 0)
     assert Path("out.csv").exists() == (sent is None)
-    assert sent is None or "node0: a row of the run is not JSON" in capsys.readouterr().err
+    assert sent is None or "node0: a row of the run is not a JSON object" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -148,7 +148,8 @@ def test_a_trained_model_remembers_what_it_reads(
     err = shell(["evaluate", *recipe, "--model", "model", "--data", "tickets.csv"]).err.replace(
         "\n", " "
     )
-    assert "note: as the model was trained (model/ftcluster.json): text_columns=subject,body" in err
+    settings = "settings from the model's training (model/ftcluster.json): "
+    assert f"{settings}text_columns=subject,body" in err
     run = launched[0]
     options = run.recipe.options
     assert isinstance(options, TextClassification)
@@ -179,7 +180,7 @@ def test_a_model_of_a_recipe_that_is_not_here_needs_data(
     launched: list[TrainingRun], remembers: Path, shell: Shell
 ) -> None:
     remembers.write_text(remembers.read_text().replace('"classify"', '"ours"'))
-    assert "name the data" in shell("evaluate --model model", 2).err
+    assert "the data are missing" in shell("evaluate --model model", 2).err
     assert main(["evaluate", "--model", "model", "--data", "tickets.csv"]) == 0
     assert launched[0].recipe.name == "classify"
 
@@ -202,7 +203,7 @@ def test_a_model_of_others_needs_a_recipe(
     Path("model/config.json").write_text(json.dumps(config))
     for words in ("evaluate", "predict -o out.csv"):
         err = shell(f"{words} --model model --data old.csv", 2).err
-        assert "model does not say what it was trained for (it has no ftcluster.json)" in err
+        assert "does not record what it was trained for (it contains no ftcluster.json)" in err
         assert recipes in err.replace("\n", " ")
     assert launched == []
 

@@ -18,7 +18,7 @@ def test_they_are_listed_shown_and_written(shell: Shell, tmp_path: Path) -> None
     assert shell("examples ddp").out == (ROOT / "examples/ddp.py").read_text()
     written = shell(["examples", "--to", str(tmp_path), "--json"]).document["files"]
     assert {Path(path).stem for path in written} == names
-    assert "already there" in shell(["examples", "ddp", "--to", str(tmp_path)], 1).err
+    assert "exist already" in shell(["examples", "ddp", "--to", str(tmp_path)], 1).err
     assert "nanogpt" in shell("examples no-such", 2).err
 
 

@@ -143,9 +143,9 @@ def test_folders_of_this_machine_are_to_be_copied_to_the_volume(
     code, out, err = k8s("classify", "--data", str(tmp_path / "reviews.csv"), "--image", "x")
     assert code == 0
     [line] = err.splitlines()
-    there = line.rpartition(" to ")[2]
+    there = line.removesuffix(" on the volume").rpartition(" to ")[2]
     assert there.startswith("/mnt/ftcluster/data/")
-    assert line == f"before the launch, copy to the volume: FOLDER/reviews.csv to {there}"
+    assert line == f"before the launch, copy FOLDER/reviews.csv to {there} on the volume"
     assert f'"data": "{there}/reviews.csv"' in out
 
 

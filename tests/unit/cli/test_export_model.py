@@ -72,8 +72,8 @@ def asked(folder: str) -> Any:
 
 def test_a_model_is_exported_and_compared_on_its_validation(shell: Shell) -> None:
     said = shell("export-model openvino model --data rows").out
-    assert "2 rows: largest difference 1e-06 of outputs up to 2" in said
-    assert "accuracy: 0.7500 before, 0.5000 after" in said
+    assert "2 rows: the largest difference is 1e-06, for outputs up to 2" in said
+    assert "accuracy: 0.7500 before the export, 0.5000 after" in said
     found = asked("model-openvino")
     assert found["rows"] == [{"texts": ["a"], "label": 0}, {"texts": ["b"], "label": 1}]
     assert (found["int8"], found["format"], found["max_length"]) == (False, "openvino", 64)
@@ -103,7 +103,7 @@ def test_the_exporter_asks_no_host_and_tells_nobody(shell: Shell) -> None:
 def test_one_that_computes_something_else_is_not_kept(shell: Shell, tmp_path: Path) -> None:
     program(0.02)
     error = shell("export-model onnx model", 1).err
-    assert "0.02 of outputs up to 2, and at most 0.1% is allowed" in error
+    assert "0.02, for outputs up to 2, but at most 0.1% is allowed" in error
     assert shell("export-model onnx model --int8").out  # allowed with 8 bits
     program(float("nan"))
     shell("export-model openvino model --int8", 1)
@@ -141,7 +141,7 @@ def test_labels_are_read_as_the_model_was_trained(
 def test_a_language_model_is_measured_by_its_loss(shell: Shell) -> None:
     write_model("causal-lm")
     said = shell("export-model openvino model --data rows -o out").out
-    assert "loss: 0.7500 before, 0.5000 after" in said
+    assert "loss: 0.7500 before the export, 0.5000 after" in said
     assert [row["texts"] for row in asked("out")["rows"]] == [["a"], ["b"]]
 
 
@@ -161,9 +161,9 @@ def test_a_language_model_is_measured_by_its_loss(shell: Shell) -> None:
             1,
             "not classes of the model",
         ),
-        ("text-classification", "onnx model --data empty.jsonl", 1, "row 2 has no text"),
+        ("text-classification", "onnx model --data empty.jsonl", 1, "row 2 has no value in column"),
         ("text-classification", "onnx model --data rows.parquet", 1, "Parquet"),
-        ("text-classification", "onnx rows", 1, "has no ftcluster.json"),
+        ("text-classification", "onnx rows", 1, "contains no ftcluster.json"),
     ],
 )
 def test_what_is_refused(shell: Shell, task: str, words: str, code: int, said: str) -> None:
@@ -177,12 +177,11 @@ def test_what_is_refused(shell: Shell, task: str, words: str, code: int, said: s
 
 def test_a_model_whose_files_may_run_is_not_exported(shell: Shell) -> None:
     Path("model/evil.py").write_text("raise SystemExit")
-    assert (
-        "files that a training does not write: evil.py" in shell("export-model onnx model", 1).err
-    )
+    refused = shell("export-model onnx model", 1).err
+    assert "files that ftcluster's training does not write: evil.py" in refused
     write_model("text-classification", auto_map={"AutoModel": "evil.Model"})
     Path("model/evil.py").unlink()
-    assert "config.json has auto_map" in shell("export-model onnx model", 1).err
+    assert "config.json sets auto_map" in shell("export-model onnx model", 1).err
     assert not list(Path().glob("*model-*"))
 
 

@@ -175,7 +175,7 @@ def test_prompts_are_typed_on_a_terminal(
     ("words", "code", "said"),
     [
         ("generate", 2, "no model is named"),
-        (["generate", "model", " "], 2, "there is no prompt"),
+        (["generate", "model", " "], 2, "the prompt is missing or empty"),
         ("generate model a --top-p 0 --temperature -1", 2, "top_p=0.0: must be above 0"),
         ("generate mrpc-1 a", 2, "for text-classification, but generate needs a decoder"),
         ("generate ./nothing a", 1, "does not exist"),

@@ -117,14 +117,14 @@ def test_a_recipe_has_lines_in_no_name(
     content = {"model": "a/b", "data": "c/d", field: name}
     (folder / "mine.yml").write_text(json.dumps(content), encoding="utf-8")
     said = shell("plan ./mine.yml", 2).err
-    assert re.search(r"mine.yml:1: '[^']*' has characters that are not text", said), said
+    assert re.search(r"mine.yml:1: '[^']*' contains line breaks or control", said), said
     whole = load_recipe("quickstart")
     job = Job("r-1", Path("/a"), Path("/a"), whole, "fp32", False).to_dict()
     recipe = json.loads(json.dumps(job))["recipe"]
     assert checked_recipe(recipe) == whole
-    with pytest.raises(ValueError, match=f"{field}: .* has characters that are not text"):
+    with pytest.raises(ValueError, match=f"{field}: .* contains line breaks or control"):
         checked_recipe({**recipe, field: name})
-    with pytest.raises(ValueError, match=r"name: .* has characters that are not text"):
+    with pytest.raises(ValueError, match=r"name: .* contains line breaks or control"):
         checked_recipe({**recipe, "name": name})
 
 
@@ -155,9 +155,9 @@ def test_every_recipe_comes_back_from_a_host(changes: tuple[str, ...]) -> None:
 def test_contradictions_of_a_hosts_recipe_are_refused() -> None:
     job = Job("r-1", Path("/a"), Path("/a"), load_recipe("quickstart"), "fp32", False).to_dict()
     recipe = json.loads(json.dumps(job))["recipe"]
-    with pytest.raises(ValueError, match="has no weights: it needs from_scratch"):
+    with pytest.raises(ValueError, match="has no weights; set from_scratch"):
         checked_recipe({**recipe, "model": f"{BY_TYPE}bert", "from_scratch": False})
-    with pytest.raises(ValueError, match="begins like an option"):
+    with pytest.raises(ValueError, match="begins with -, like an option"):
         checked_recipe({**recipe, "data": "--exec"})
 
 

@@ -40,7 +40,7 @@ def test_no_such_rank_and_no_json_of_a_log(shell: Shell, written: list[bytes]) -
     written.append(b"hello\n")
     assert shell("logs --rank 1").out == "hello\n"
     said = shell("logs --rank 2", 2)
-    assert (said.out, "mrpc-1 has no rank 2; it has 2 ranks: 0 to 1" in said.err) == ("", True)
+    assert (said.out, "mrpc-1 has no rank 2, only 2 ranks: 0 to 1" in said.err) == ("", True)
 
 
 def test_what_is_cut_into_pieces_is_shown_whole_and_without_colours(

@@ -124,7 +124,7 @@ def test_bad_data_and_bad_model_are_reported_together(tmp_path: Path, shell: She
     (tmp_path / "data").mkdir()
     (tmp_path / "model").mkdir()
     err = shell("train mrpc --data data --model ./model", 1).err
-    assert "data has no data in .csv" in err
+    assert "data; supported formats: .csv" in err
     assert "no config.json" in err
     # a name that begins with ./ or ends with / can only be a folder
     assert "none" in shell("train mrpc --data ./none", 1).err

@@ -191,7 +191,7 @@ def test_a_recipe_alone_executes_nothing_and_names_the_option(folder: Path, shel
 
 def test_a_recipe_of_another_task_is_refused(shell: Shell) -> None:
     refused = shell(f"data glue --here --task {TASK} --data texts.jsonl --model model", 2).err
-    assert "word_count.py defines the task word-count, and the recipe glue is for text-" in refused
+    assert "word_count.py defines the task word-count, but the recipe glue is for text-" in refused
 
 
 def test_flags_with_a_name_are_fields_as_before(shell: Shell) -> None:
@@ -209,12 +209,12 @@ def test_flags_with_a_name_are_fields_as_before(shell: Shell) -> None:
         ([("register(WordCountSpec())", "")], "word_count.py registers no task"),
         ([('name = "word-count"\n    fields', 'name = "causal-lm"\n    fields')],
          r"word_count.py:\d+: ValueError: there is a task causal-lm already"),
-        ([("def on_hosts", "def at_hosts")], r"there is no function on_hosts\(\)"),
+        ([("def on_hosts", "def at_hosts")], r"the function on_hosts\(\) is missing"),
         ([("def row_form", "def form")],
          r"word_count.py:\d+: TypeError: Can't instantiate abstract class WordCountSpec.*row_form"),
         ([("    max_length: int = limited(64, at_least=2)\n", "")], "has no field max_length"),
         ([("text_column: str", "model: str"), ("options.text_column", "options.model")],
-         "has the field model, which every recipe has"),
+         "defines the field model, which every recipe already has"),
         ([("register(WordCountSpec())", "raise SystemExit(3)")],
          r"word_count.py:\d+: the file ends the program"),
     ],
@@ -262,7 +262,7 @@ def _directory(folder: Path) -> None:
         (lambda folder: (folder / TASK).unlink(), "No such file or directory"),
         (_directory, "is a pipe or a device|Is a directory"),
         (lambda folder: (folder / TASK).write_bytes(b"\xff\xfe"), "is not UTF-8"),
-        (lambda folder: (folder / TASK).write_text("#" * (MAX_BYTES + 1)), "more than 65,536"),
+        (lambda folder: (folder / TASK).write_text("#" * (MAX_BYTES + 1)), "larger than 65,536"),
     ],
 )  # fmt: skip
 def test_a_file_that_may_not_be_the_users_is_not_executed(
@@ -294,7 +294,7 @@ def test_a_model_of_the_task_needs_the_file(
     options = "--model model --data texts.jsonl"
     for command in ("evaluate", "predict -o out.jsonl"):
         refused = shell(f"{command} {options}", 2).err
-        assert "trained for the task word-count, which ftcluster does not have" in refused
+        assert "trained for the task word-count, which ftcluster does not know" in refused
         assert "--task FILE.py" in refused
         shell(f"{command} {options} --task {TASK} --dry-run")
     with pytest.raises(FtclusterError, match=r'task="FILE.py"'):
@@ -324,9 +324,9 @@ def test_a_metric_is_declared_and_goes_to_the_hosts_unexecuted(
 @pytest.mark.parametrize(
     ("recipe", "old", "new", "problem"),
     [
-        ("classify", "METRICS =", "NAMES =", "has no METRICS"),
+        ("classify", "METRICS =", "NAMES =", "does not define METRICS"),
         ("classify", '("worst_recall",)', "names()", r"worst_class.py:\d+: METRICS is not a tup"),
-        ("classify", '"worst_recall",', '"accuracy",', "has the metric accuracy already"),
+        ("classify", '"worst_recall",', '"accuracy",', "already computes the metric accuracy"),
         ("classify", "def compute_metrics", "def compute", "has no function compute_metrics"),
         ("classify", "def compute_metrics(", "def (", r"worst_class.py:\d+: syntax error"),
         ("clm", "METRICS", "METRICS", "evaluations of causal-lm have no reference answers"),
@@ -391,7 +391,7 @@ def test_a_run_does_not_continue_with_another_file(
     begin_record("r-1", {"code": [{"name": TASK, "sha256": code.task.sha256}]})
     job["code"]["task"]["text"] = "import os\n"
     answers(monkeypatch, node1={"r-1": job})
-    with pytest.raises(FtclusterError, match="another SHA-256"):
+    with pytest.raises(FtclusterError, match=r"the SHA-256 of word_count\.py differs"):
         find_job(RUN_HOSTS, "r-1")
 
 

@@ -170,7 +170,7 @@ def test_a_host_chooses_no_command_that_another_host_starts() -> None:
     job = runs.FoundJob("r-1", RECIPE, NAMES, 4, options=KeptOptions(notifies=True))
     _, launch, note = with_kept_options(HostCounts(), LaunchOptions(), job, {})
     assert (launch.notify, launch.webhook) == ("", "")
-    assert note == "run r-1 had --notify or --webhook, which is not saved: set it again"
+    assert note == "run r-1 used --notify or --webhook, which is not saved: pass it again"
     _, launch, note = with_kept_options(HostCounts(), LaunchOptions(notify="mail"), job, {})
     assert (launch.notify, note) == ("mail", "")
 

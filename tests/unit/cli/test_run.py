@@ -89,7 +89,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         given = playbook.variables()
         variables.append(given)
         if "no_such" in given["run_script"]["look"]:
-            raise FtclusterError("localhost: there is no module no_such")
+            raise FtclusterError("localhost: module no_such does not exist")
         packages = [{"name": "torch", "version": "2.13.0", "extras": []}]
         document = {"stack": "native-1", "python": "3.11", "glibc": "2.36", "machine": "x86_64"}
         if given["ask_stack"]:
@@ -103,9 +103,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_a_dry_run_asks_the_hosts_for_what_only_they_have(
     shell: Shell, asked: list[dict[str, Any]]
 ) -> None:
-    assert "there is no module no_such" in shell("run --dry-run -- -m no_such", 1).err
+    assert "module no_such does not exist" in shell("run --dry-run -- -m no_such", 1).err
     document = planned(shell, "--", "-m", "perhaps.it")
-    assert document["notes"] == ["it is not known whether localhost has perhaps.it"]
+    assert document["notes"] == ["no response from localhost, so perhaps.it may be missing there"]
     assert [one["run_script"]["look"] for one in asked] == [["-m", "no_such"], ["-m", "perhaps.it"]]
     assert planned(shell, "--", "-m", "json.tool")["notes"] == []
 

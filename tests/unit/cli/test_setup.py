@@ -70,7 +70,7 @@ def test_a_host_without_what_was_asked_for_is_not_ready() -> None:
     assert done.document()["lacks"] == {"a": [], "b": ["tcmalloc"], "c": ["firewall", "tcmalloc"]}
     open_ports, slower, summary = done.lines()[1:]
     assert open_ports.startswith("c: not ready, because without root there is no firewall")
-    assert slower.startswith("b, c: no tcmalloc")
+    assert slower.startswith("b, c: tcmalloc is missing")
     assert summary.startswith("3 hosts set up, 2 of them ready, 0 changes")
     result.lacks = {"a": [], "b": ["tcmalloc"]}
     assert done.lines()[-1].startswith("3 hosts ready, 0 changes")
@@ -85,7 +85,7 @@ def test_teardown_names_files_that_the_next_account_would_own() -> None:
     done = verb.TeardownResult(result)
     assert done.document()["orphans"] == {"a": [kept]}
     path, summary = done.lines()
-    assert path.startswith(f"a: {kept} was not removed, and the next account with this user id")
+    assert path.startswith(f"a: {kept} was not removed, and the next account with its user id")
     assert summary.startswith("removed from 1 host")
 
 
@@ -374,7 +374,7 @@ def test_setup_refuses_to_choose_between_ansibles_inventory_and_the_last_cluster
     config.write_text("[defaults]\ninventory = company/hosts.yml\n")
     nothing_saved = refused()
     assert f"{config} names {other}" in nothing_saved
-    assert f"ftcluster setup {other}; for this machine: ftcluster setup localhost" in nothing_saved
+    assert f"{other}; to set up this machine: ftcluster setup localhost" in nothing_saved
     remember(Cluster((ours,), cluster(host("a")), ("--user", "ops")))
     both = refused()
     assert f"ftcluster setup {other};" in both
@@ -395,7 +395,7 @@ def test_setup_refuses_to_choose_between_ansibles_inventory_and_the_last_cluster
     # the bundled inventory is shown as the user types it
     config.write_text("[defaults]\ninventory = inventory.ini\n")
     given("localhost")
-    assert "for localhost: ftcluster setup localhost" in refused()
+    assert "to set up localhost: ftcluster setup localhost" in refused()
 
 
 @pytest.mark.parametrize(

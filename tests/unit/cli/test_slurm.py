@@ -212,7 +212,7 @@ def test_the_script_has_no_path_of_the_users_environment(written: Callable[..., 
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 127
-    assert "error: this job's PATH has no ftcluster" in done.stderr
+    assert "error: ftcluster is not on this job's PATH" in done.stderr
 
 
 def test_the_script_as_a_file(written: Callable[..., str], tmp_path: Path) -> None:

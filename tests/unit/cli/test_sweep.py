@@ -300,15 +300,15 @@ def test_the_end_of_the_whole_sweep_is_one_notification(
     [document] = map(json.loads, received.read_text().splitlines())
     assert (document["event"], document["error"]) == ("failed", "the disk is full")
     assert len(document["runs"]) == 6
-    assert "--webhook: the notification has failed: the server cannot be reached" in failed.err
+    assert "--webhook: the notification failed: the server cannot be reached" in failed.err
     # the webhook's file disappears during the sweep, and the command fails: both are only notes
     received.unlink()
     monkeypatch.setattr(sweep, "report", lambda *_: webhook.unlink())
     hook = ["--notify", "/usr/bin/false", "--report", str(tmp_path / "r.html")]
     done = shell([*WORDS, "--json", *hook])
     assert done.document["state"] == "done"
-    assert "--notify: the notification has failed: exit code 1" in done.err
-    assert "--webhook: the notification has failed: the server cannot be reached" in done.err
+    assert "--notify: the notification failed: exit code 1" in done.err
+    assert "--webhook: the notification failed: the server cannot be reached" in done.err
     assert "s3cret" not in done.err + done.out
     monkeypatch.delenv("FTCLUSTER_WEBHOOK")
     # Ctrl-C notifies nobody: the user is here
@@ -328,7 +328,7 @@ def interrupted(*_: Any) -> None:
 def test_all_runs_are_checked_before_the_first(shell: Shell, hosts: Hosts, said: Said) -> None:
     words = ["sweep", "quickstart", "batch_size=16,0", "learning_rate=1e-5,-1"]
     said(re.sub(r"\S+/quickstart.yml", "quickstart.yml", shell(words, 2).err))
-    assert "no field has several values" in shell("sweep quickstart batch_size=8", 2).err
+    assert "needs a field with several values" in shell("sweep quickstart batch_size=8", 2).err
     shell([*WORDS, "--metric", "f2"], 2)
     found = shell([*WORDS, "--dry-run", "--json"]).document
     assert [one["state"] for one in found["runs"]] == 6 * ["waiting"]

@@ -181,7 +181,7 @@ def test_all_nodes_that_cannot_be_used_are_named(
     first, second = failed.value.message.split("\n  ")
     assert first.startswith("lost: ")
     assert "node not available" in first
-    assert second.startswith(f"apart: it does not see {prefix}")
+    assert second.startswith(f"apart: it does not see the folder {prefix}")
     (prefix / "current").unlink()
     with pytest.raises(FtclusterError, match=r"node1: no stack is set up"):
         slurm.gather(job("node1"), str(prefix))
@@ -192,6 +192,6 @@ def test_what_the_account_of_setup_trains_is_no_users_job() -> None:
     with pytest.raises(UsageError, match="3 times"):
         slurm.cluster_of_job(slurm.Allocation("12", NODES, (1, 1, 1), "xeon1", 3, 0))
     remember(Cluster((), cluster(host("x", rank_user="ftcluster"))))
-    with pytest.raises(FtclusterError, match="the account ftcluster trains"):
+    with pytest.raises(FtclusterError, match="runs ranks as the account ftcluster"):
         slurm.cluster_of_job(job("node1"))
     assert VM.rank_user == ""

@@ -89,7 +89,7 @@ def test_a_host_without_bash(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("site")
 def test_a_stack_without_the_binding() -> None:
-    with pytest.raises(TrainError, match=f"needs {ONECCL}, which the stack does not have"):
+    with pytest.raises(TrainError, match=f"needs {ONECCL}, which the stack does not contain"):
         find_setvars()
     with pytest.raises(TrainError, match=f"{ONECCL} cannot be imported: No module named"):
         import_ccl()

@@ -46,12 +46,14 @@ def test_a_question_without_an_answer(nothing: Any) -> None:
 @pytest.mark.parametrize("start", [37, "37", None, ""])
 def test_a_position_in_another_column(start: Any) -> None:
     if start in (None, ""):
-        with pytest.raises(UnplacedAnswerError, match=r"'Ada' is 2 times .* characters 0, 37: add"):
+        with pytest.raises(
+            UnplacedAnswerError, match=r"'Ada' occurs 2 times .* characters 0, 37: add"
+        ):
             read("Ada", start)
         assert read("Ada", start, first=True)["answer_start"] == [0]
     else:
         assert read("Ada", start)["answer_start"] == [37]
-    with pytest.raises(DataError, match="at character 3, not the answer 'Ada'"):
+    with pytest.raises(DataError, match="answer 'Ada' is not at character 3 of the context"):
         read("Ada", 3)
 
 
@@ -59,23 +61,26 @@ def test_a_place_within_a_word_is_no_place_if_there_is_a_word() -> None:
     context = "An art party; party of one."
     row = {"question": "?", "context": context, "answer": "art"}
     assert read_answers(row, COLUMNS)["answer_start"] == [3]
-    with pytest.raises(UnplacedAnswerError, match="'party' is 2 times"):
+    with pytest.raises(UnplacedAnswerError, match="'party' occurs 2 times"):
         read_answers({**row, "answer": "party"}, COLUMNS)
-    with pytest.raises(UnplacedAnswerError, match="'ar' is 3 times"):  # only within words
+    with pytest.raises(UnplacedAnswerError, match="'ar' occurs 3 times"):  # only within words
         read_answers({**row, "answer": "ar"}, COLUMNS)
 
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ("1851", "answer '1851' is not in the context: correct it"),
-        ("ADA, THE AUTHOR", "not in the context; it has 'Ada, the author': correct it"),
-        (["1843", ""], "answer has an empty answer"),
-        (3, "answer is 3, not an answer: a text, or text and answer_start"),
-        ([3], "answer has 3, not an answer"),
-        ({"start": 2}, "not an object with text and answer_start"),
-        ({"text": ["a"], "answer_start": []}, "not two lists of the same length"),
-        ([{"start": 70, "end": 99}], "which is outside the context"),
+        ("1851", "does not contain the answer '1851': correct the answer"),
+        (
+            "ADA, THE AUTHOR",
+            "does not contain the answer 'ADA, THE AUTHOR', only 'Ada, the author': correct",
+        ),
+        (["1843", ""], "column answer contains an empty answer"),
+        (3, "must be a string, or an object with text and answer_start, got 3"),
+        ([3], "an answer must be a string, or an object with text and answer_start, got 3"),
+        ({"start": 2}, "must be an object with text and answer_start"),
+        ({"text": ["a"], "answer_start": []}, "must be lists of the same length"),
+        ([{"start": 70, "end": 99}], "is outside the context"),
     ],
 )
 def test_what_cannot_be_an_answer_has_its_reason(answer: Any, problem: str) -> None:

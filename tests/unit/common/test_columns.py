@@ -16,7 +16,7 @@ def test_pairs_that_do_not_belong_together_are_no_positives(name: str) -> None:
     for good in (1, 1.0, True, "1"):
         assert search_texts({**row, name: good}, columns) == ["a", "b"]
     for bad in (0, "0", 0.8, None, "contradiction"):
-        with pytest.raises(DataError, match=f"^{name} is .*: remove other rows"):
+        with pytest.raises(DataError, match=f"^column {name} is .*: remove the rows"):
             search_texts({**row, name: bad}, columns)
 
 

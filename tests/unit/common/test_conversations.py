@@ -96,7 +96,9 @@ def test_messages_that_are_not_to_be_learned() -> None:
     assert read({"messages": messages}).target_messages == [3, 4]
     with pytest.raises(DataError, match="that contributes to the loss"):
         read({"messages": messages[:3]})
-    with pytest.raises(DataError, match=r"message 1 of messages has the weight 0\.5"):
+    with pytest.raises(
+        DataError, match=r"weight of message 1 in column messages must be 0 or 1, got 0\.5"
+    ):
         read({"messages": [{"role": "assistant", "content": "b", "weight": 0.5}]})
 
 
@@ -117,7 +119,7 @@ def test_tools_and_arguments_are_objects() -> None:
     filled = {**TOOL, "function": {**TOOL["function"], "strict": None}}  # type: ignore[dict-item]
     assert read(row({"city": "Rome", "street": None}, [filled])) == expected
     for arguments, tools in (("{city", [TOOL]), ({}, "weather"), ({}, ["weather"])):
-        with pytest.raises(DataError, match=r"not JSON|not a list of descriptions"):
+        with pytest.raises(DataError, match=r"must be JSON|must be a list of function"):
             read(row(arguments, tools))
 
 

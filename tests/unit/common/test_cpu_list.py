@@ -20,5 +20,5 @@ def test_lists_of_cpus(text: str, cpus: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["0-9999999999", "9999999999", "x", "0-3:0", "1-2-3"])
 def test_what_no_kernel_says_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no CPU is number|invalid literal|be zero"):
+    with pytest.raises(ValueError, match=r"is too large|invalid literal|be zero"):
         parse_cpus(text)

@@ -44,7 +44,7 @@ def test_files_of_a_folder(
 
 def test_several_formats_of_a_split(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"files of train in several formats: train\.csv, train\.jsonl"
+        DataError, match=r"files of split train in several formats: train\.csv, train\.jsonl"
     ):
         names_of(tmp_path, "train.csv", "train.jsonl")
 
@@ -98,7 +98,7 @@ def test_a_quote_that_swallows_rows_of_csv_is_refused(tmp_path: Path) -> None:
     good = 'text,label\n"a ""quoted"", word\nin two lines",1\nb,0\n'
     assert [row["label"] for row in rows_of(tmp_path / "a.csv", good)] == ["1", "0"]
     bad = 'text,label\na,1\n"b,0\nc,1\n"d,0\n'
-    with pytest.raises(DataError, match=r"a\.csv:5: .*; the row begins at line 3; in CSV a quote"):
+    with pytest.raises(DataError, match=r"a\.csv:5: .*; the row begins at line 3; in CSV, a quote"):
         rows_of(tmp_path / "a.csv", bad)
 
 
@@ -115,11 +115,11 @@ def test_csv_of_excel_and_kaggle(tmp_path: Path) -> None:
     assert rows_of(path, "sep=;\r\ntext;label\r\na, b;1\r\n") == [{"text": "a, b", "label": "1"}]
     for content, said in (
         ("v1,v2,,\na,b,c,\n", r"spam\.csv:2: 4 values for 2 columns"),
-        ("text,label,text\na,1,b\n", r"spam\.csv:1: there are several columns text; rename them"),
+        ("text,label,text\na,1,b\n", r"spam\.csv:1: several columns are called text; rename them"),
         # Russian: each letter is an accented letter in Western European encodings
         (
             "text,label\n\u0445\u043e\u0440\u043e\u0448\u043e,1\n".encode("cp1251"),
-            r"spam\.csv: not UTF-8, and its alphabet is not known; .*iconv",
+            r"spam\.csv: not UTF-8, and its encoding is unknown; .*iconv",
         ),
         (b"text,label\nb,1\n\x81\xff,1\n", r"spam\.csv:3: neither UTF-8 nor Windows-1252; .*iconv"),
     ):

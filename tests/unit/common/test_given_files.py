@@ -17,8 +17,8 @@ def test_text_is_read_also_by_a_link_and_with_a_mark(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("none", "No such file"), ("folder", "Is a directory"), ("pipe", "is a pipe or a device"),
-        ("/dev/zero", "is a pipe or a device"), ("large", "has more than 1,000 bytes"),
-        ("latin", "is not UTF-8: invalid continuation byte at byte 0"), ("nul", "byte of zero"),
+        ("/dev/zero", "is a pipe or a device"), ("large", "is larger than 1,000 bytes"),
+        ("latin", "is not UTF-8: invalid continuation byte at byte 0"), ("nul", "zero byte"),
         ("a\0b", "embedded null"), ("x" * 300, "File name too long"),
     ],
 )  # fmt: skip
@@ -50,5 +50,5 @@ def test_half_of_a_letter_is_no_text() -> None:
     # integers beyond the range of floats are refused
     assert parse_json(f"[{'9' * 300}, -1, 1.5, 1e999]") == [10**300 - 1, -1, 1.5, float("inf")]
     for digits in (301, 4000, 100_000):
-        with pytest.raises(ValueError, match=f"a number of {digits:,} digits"):
+        with pytest.raises(ValueError, match=f"a number with {digits:,} digits"):
             parse_json(f'{{"a": {"9" * digits}}}')

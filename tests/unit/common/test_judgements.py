@@ -43,9 +43,9 @@ def test_rows_of_judgements(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("q9\tt1\t1", "test.tsv:2: queries.jsonl has no _id q9"),
-        ("q1\tt9\t1", "test.tsv:2: corpus.jsonl has no _id t9"),
-        ("q1\tt1\thigh", "test.tsv:2: score is 'high', not a whole number"),
+        ("q9\tt1\t1", "test.tsv:2: queries.jsonl contains no _id q9"),
+        ("q1\tt9\t1", "test.tsv:2: corpus.jsonl contains no _id t9"),
+        ("q1\tt1\thigh", "test.tsv:2: score must be a whole number, got 'high'"),
     ],
 )
 def test_judgements_of_what_is_not_there(tmp_path: Path, line: str, said: str) -> None:

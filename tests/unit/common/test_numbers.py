@@ -13,15 +13,15 @@ from ftcluster_common.data.numbers import as_number, why_no_number
 @pytest.mark.parametrize(
     ("cell", "why"),
     [
-        ("1,5", "write a decimal point"),
-        ("1,500", "nothing between thousands"),  # 1500 in English, not 1.5
-        ("1.234,56", "nothing between thousands"),
-        ("1\u202f234,5", "nothing between thousands"),  # French
-        ("1'500.5", "nothing between thousands"),  # Swiss
-        ("2_500", "it has an underscore"),
-        ("\uff11\uff12", "in the digits 0 to 9"),
-        ("\u22121.5", "with the signs + and -"),  # the minus sign of word processors
-        ("0x1F", "in decimal digits"),
+        ("1,5", "use a decimal point"),
+        ("1,500", "no separator between thousands"),  # 1500 in English, not 1.5
+        ("1.234,56", "no separator between thousands"),
+        ("1\u202f234,5", "no separator between thousands"),  # French
+        ("1'500.5", "no separator between thousands"),  # Swiss
+        ("2_500", "remove the underscores"),
+        ("\uff11\uff12", "with the digits 0 to 9"),
+        ("\u22121.5", "and the signs + and -"),  # the minus sign of word processors
+        ("0x1F", "as a decimal number"),
         ("Infinity", "not a finite number"),
         ("-nan", "not a finite number"),
         ("1e999", "not a finite number"),

@@ -45,11 +45,14 @@ def test_the_splits_of_a_dict_have_its_names(tmp_path: Path, listed: bool) -> No
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        ({"_data_files": [{"filename": "../secret.arrow"}]}, "not a list of files"),
-        ({"_data_files": [{"filename": "/etc/passwd"}]}, "not a list of files"),
-        ({"_data_files": [{"filename": "data-00007-of-00008.arrow"}]}, "lacks data-00007"),
-        ({"_data_files": []}, "not a list of files"),
-        ({"_data_files": [{"filename": "data-00000-of-00001.arrow"}, 3]}, "not a list of files"),
+        ({"_data_files": [{"filename": "../secret.arrow"}]}, "must be a list of files"),
+        ({"_data_files": [{"filename": "/etc/passwd"}]}, "must be a list of files"),
+        ({"_data_files": [{"filename": "data-00007-of-00008.arrow"}]}, "missing: data-00007"),
+        ({"_data_files": []}, "must be a list of files"),
+        (
+            {"_data_files": [{"filename": "data-00000-of-00001.arrow"}, 3]},
+            "must be a list of files",
+        ),
         (["a"], "not a JSON object"),
         ({**state_of(), "_indices_data_files": [{"filename": "i.arrow"}]}, "flatten_indices"),
     ],
@@ -64,7 +67,7 @@ def test_a_damaged_list_is_refused_with_its_file(tmp_path: Path, state: Any, pro
 @pytest.mark.parametrize("splits", [None, [], ["../other"], "train", [3]])
 def test_splits_outside_of_the_folder_are_refused(tmp_path: Path, splits: Any) -> None:
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
-    with pytest.raises(DataError, match=r"dataset_dict\.json: splits is .* not a list of folders"):
+    with pytest.raises(DataError, match=r"dataset_dict\.json: splits must be a list of folders"):
         files_of(tmp_path)
 
 

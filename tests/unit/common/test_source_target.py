@@ -56,9 +56,15 @@ def test_texts_by_their_language() -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"translation": {"en": "Yes"}}, "translation has no language de; it has en"),
-        ({"translation": "Yes"}, "not an object with a text for each language"),
-        ({"translation": {"en": "Yes", "de": None}}, "translation.de is None, not a text"),
+        (
+            {"translation": {"en": "Yes"}},
+            "column translation contains no text for language de; found en",
+        ),
+        ({"translation": "Yes"}, "must be an object with a text for each language"),
+        (
+            {"translation": {"en": "Yes", "de": None}},
+            "column translation.de must be a string, got None",
+        ),
         ({"translation": {"en": " ", "de": "Ja"}}, "translation.en is empty"),
         ({"text": "Yes"}, "no column translation; found text"),
     ],

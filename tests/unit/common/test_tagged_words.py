@@ -63,7 +63,7 @@ def test_a_line_without_its_tag_has_its_number(tmp_path: Path) -> None:
     (_, first), (where, second), _ = rows_of(tmp_path)
     assert first["tokens"] == ["EU"]
     assert where.endswith("train.conll:3")
-    assert "1 cell ('rejects'), and the lines before have 2" in str(second)
+    assert "1 cell ('rejects'), but the lines before have 2" in str(second)
 
 
 # IOB1, IOB2 and IOBES of one sentence, from the paper of Ramshaw and Marcus and from seqeval
@@ -94,7 +94,7 @@ def test_each_scheme_is_taken_by_itself(scheme: str) -> None:
 def test_two_schemes_are_refused(other: str) -> None:
     [good, found] = problems(GOOD["IOBES"], GOOD[other])
     assert good == ""
-    assert f"which is {other}, but earlier rows are IOBES (B-PER of 'a')" in found
+    assert f"which is {other}, but earlier rows use IOBES (B-PER of 'a')" in found
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,25 @@ def test_two_schemes_are_refused(other: str) -> None:
     [
         (
             [["B-PER", "O", "I-LOC"]],
-            "word 3, 'c', has I-LOC, which is IOB1, but earlier rows are IOB2",
+            "word 3, 'c', has the tag I-LOC, which is IOB1, but earlier rows use IOB2",
         ),
-        ([["B-PER", "I-LOC"]], "word 2, 'b', has I-LOC, which is IOB1"),
-        ([["I-PER"], ["O", "B-PER"]], "word 2, 'b', has B-PER, which is IOB2, but earlier rows"),
+        ([["B-PER", "I-LOC"]], "word 2, 'b', has the tag I-LOC, which is IOB1"),
+        (
+            [["I-PER"], ["O", "B-PER"]],
+            "word 2, 'b', has the tag B-PER, which is IOB2, but earlier rows",
+        ),
         (
             [["B-PER", "I-PER", "S-LOC"]],
-            "word 3, 'c', has S-LOC, which is invalid there in IOBES (BILOU)",
+            "word 3, 'c', has the tag S-LOC, which IOBES (BILOU) does not allow there",
         ),
-        ([["S-PER", "E-PER"]], "word 2, 'b', has E-PER, which is invalid there in IOBES"),
-        ([["S-PER", "B-PER"]], "word 2, 'b', has B-PER, which is invalid there in IOBES"),
+        (
+            [["S-PER", "E-PER"]],
+            "word 2, 'b', has the tag E-PER, which IOBES (BILOU) does not allow",
+        ),
+        (
+            [["S-PER", "B-PER"]],
+            "word 2, 'b', has the tag B-PER, which IOBES (BILOU) does not allow",
+        ),
         ([["B-PER", "NN"]], "NN has no prefix such as B- or I-"),
     ],
 )
@@ -123,10 +132,16 @@ def test_tags_that_are_not_of_their_scheme(rows: list[list[str]], said: str) -> 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"tokens": ["a", "b"], "tags": ["O"]}, "2 words in tokens, 1 in tags"),
-        ({"tokens": "a b", "tags": ["O", "O"]}, "tokens is 'a b', not a list of words"),
-        ({"tokens": ["a"], "tags": [3]}, "the tag 3 is a number without a name: tag_names="),
-        ({"tokens": ["a"], "tags": [""]}, "'' is no tag"),
+        (
+            {"tokens": ["a", "b"], "tags": ["O"]},
+            "2 words in column tokens, but 1 tags in column tags",
+        ),
+        ({"tokens": "a b", "tags": ["O", "O"]}, "column tokens must be a list of words, got 'a b'"),
+        (
+            {"tokens": ["a"], "tags": [3]},
+            "the tag 3 is a number: set the names of all tags in order",
+        ),
+        ({"tokens": ["a"], "tags": [""]}, "must be a non-empty string or a number, got ''"),
         (
             {"text": "a b", "spans": [{"start": 2, "end": 9, "label": "X"}]},
             "is outside the text of",
@@ -135,12 +150,12 @@ def test_tags_that_are_not_of_their_scheme(rows: list[list[str]], said: str) -> 
             {"text": "a b", "spans": [{"start": 1, "end": 2, "label": "X"}]},
             "is outside the text",
         ),
-        ({"text": "a b", "spans": [[0, 1]]}, "[0, 1] needs whole numbers start and end, "),
+        ({"text": "a b", "spans": [[0, 1]]}, "[0, 1] needs whole numbers as start and end, "),
         (
             {"text": "abc", "spans": [[0, 2, "X"], [1, 3, "Y"]]},
             "span of Y at 1 begins within anoth",
         ),
-        ({"text": 5, "spans": []}, "text is 5, not a text"),
+        ({"text": 5, "spans": []}, "column text must be a string, got 5"),
     ],
 )
 def test_rows_that_cannot_be_learned(row: dict[str, Any], said: str) -> None:
@@ -157,7 +172,7 @@ def test_spans_of_doccano_and_prodigy() -> None:
     ]
     for span in exports:
         assert read_tagged({**prodigy, "spans": [span]}, columns).spans == (("LOC", 1, 9),)
-    with pytest.raises(DataError, match="needs whole numbers start and end, and one label"):
+    with pytest.raises(DataError, match="needs whole numbers as start and end, and one string"):
         read_tagged({**prodigy, "spans": [{**exports[1], "labels": ["LOC", "ORG"]}]}, columns)
     assert tuple(tagged_columns(TokenClassification(), ["id", "text", "label"])) == (
         "", "text", "label",

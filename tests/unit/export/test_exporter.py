@@ -53,7 +53,7 @@ def test_the_environment_is_made_of_the_lock_and_no_more(wheel: Path, tmp_path: 
 
 def test_another_file_than_the_locks_is_refused(wheel: Path, tmp_path: Path) -> None:
     write_lock(tmp_path, hashlib.sha256(b"another").hexdigest())
-    with pytest.raises(FtclusterError, match=f"{wheel.name} has the sha256") as raised:
+    with pytest.raises(FtclusterError, match=f"the SHA-256 of {wheel.name}") as raised:
         exporter.environment("onnx", Said())
     assert "pip config list" in raised.value.hint
     wheel.unlink()

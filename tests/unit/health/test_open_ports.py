@@ -153,12 +153,12 @@ def row(name: str, address: str, seconds: float = 4.0, **came: list[str]) -> dic
 def test_what_the_calls_prove() -> None:
     closed = [row("a", "10.0.0.1", p1=[], p2=[]), row("b", "10.0.0.2", p1=[])]
     assert guard(closed, ["a", "b"]) == [
-        "their ports are closed to this machine, which is not one of them"
+        "the hosts' ports are closed to this machine, which is not one of the hosts"
     ]
     [line] = guard(closed, ["a"])
-    assert line.startswith("not verified")
-    assert "does not reach b by itself" in line
-    assert guard([row("a", "10.0.0.1", 0.5, p1=[])], ["a"])[0].startswith("not verified")
+    assert line.startswith("it was not verified")
+    assert "cannot connect directly to b" in line
+    assert guard([row("a", "10.0.0.1", 0.5, p1=[])], ["a"])[0].startswith("it was not verified")
     one_of_them = [row("a", "10.0.0.1", p1=["10.0.0.2"]), closed[1]]
     assert "this machine is one of the hosts" in guard(one_of_them, ["a", "b"])[0]
     assert guard([row("a", "10.0.0.1", p1=["198.51.100.7"]), closed[1]], ["a", "b"]) == []

@@ -88,8 +88,8 @@ def test_slow_memory_is_named_beside_the_same_cpu_and_a_slow_disk_beside_any() -
     assert slow_memory_and_disks(four(memory_gb_per_second=330.0, disk_mb_per_second=500)) == []
     found = slow_memory_and_disks(four(memory_gb_per_second=200.0, disk_mb_per_second=90))
     assert [(one.host, one.what) for one in found] == [
-        ("node3", "200 GB/s of memory, the other hosts have 400"),
-        ("node3", "90 MB/s written to disk, the other hosts have 900"),
+        ("node3", "200 GB/s of memory, but 400 on the other hosts"),
+        ("node3", "90 MB/s written to disk, but 900 on the other hosts"),
     ]
     (other,) = slow_memory_and_disks(
         four(cpu=OTHER_XEON, memory_gb_per_second=200.0, disk_mb_per_second=90)

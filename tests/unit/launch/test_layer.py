@@ -168,7 +168,7 @@ def test_what_has_no_wheel_is_built_instead_of_an_older_version(
     wheels = from_index("tool\n--only-binary :all:\n")
     assert wheels.packages == {"tool": "1.0"}
     assert wheels.notes[0].startswith("builds==1.* exists only as sources")
-    assert wheels.notes[1].startswith("tool 1.0 is not the newest version that fits, 2.0: ")
+    assert wheels.notes[1].startswith("tool 1.0 is not the newest matching version, 2.0: ")
 
 
 def test_a_pre_release_that_a_package_pins_is_taken(
@@ -191,12 +191,12 @@ def test_a_pre_release_that_a_package_pins_is_taken(
         (
             "sources",
             "aged\n",
-            "aged 1.0 is not the newest version that fits, 2.0: it exists",
+            "aged 1.0 is not the newest matching version, 2.0: it exists",
         ),
         ("sources", "aged<2\n", ""),
         ("sources", "aged\n--constraint limits.txt\n", ""),
         ("pre-release", "aged\n", ""),
-        ("conflict", "aged\ntool\n", "aged 1.0 is not the newest version that fits, 2.0: its"),
+        ("conflict", "aged\ntool\n", "aged 1.0 is not the newest matching version, 2.0: 2.0 con"),
     ],
 )
 def test_an_older_version_is_not_taken_silently(
@@ -228,14 +228,14 @@ def test_a_pip_that_does_not_report_sources_is_refused(
     monkeypatch.setattr(sys, "executable", str(old))
     with pytest.raises(FtclusterError, match=r"pip 23\.1 or newer, but this is 23\.0\.1") as caught:
         from_index("tool\n")
-    assert caught.value.hint.startswith(f"{old} -I -m pip install --upgrade 'pip>=23.1'")
+    assert f"{old} -I -m pip install --upgrade 'pip>=23.1'" in caught.value.hint
     assert from_index("tool\n--only-binary :all:\n").packages == {"tool": "1.0"}
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("deepspeed\n", r"deepspeed from its sources:(.|\n)*No module named 'torch'\n  build all"),
+        ("deepspeed\n", r"from sources failed:(.|\n)*No module named 'torch'\n  build all"),
         (f"builds==1.5 --hash=sha256:{'0' * 64}\n", r"Expected sha256 0{64}\s+Got"),
     ],
 )
@@ -250,7 +250,7 @@ def test_why_sources_are_not_built(from_index: Callable[[str], Layer], text: str
         ("py3-none-any", ""),
         ("cp311-cp311-linux_x86_64", ""),
         ("cp38-abi3-linux_x86_64", ""),
-        ("cp312-cp312-linux_x86_64", "is for another Python than the hosts' 3.11"),
+        ("cp312-cp312-linux_x86_64", "is not for the hosts' Python 3.11"),
     ],
 )
 def test_hosts_that_a_wheel_built_here_is_for(
@@ -260,7 +260,8 @@ def test_hosts_that_a_wheel_built_here_is_for(
     assert unsuited(f"a-1.0-{tag}.whl", STACK.target) == why
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.41"))
     newer = unsuited(f"a-1.0-{tag}.whl", STACK.target)
-    assert newer == (why or "has code for glibc 2.41, and hosts have 2.36" * ("any" not in tag))
+    glibc = "contains code for glibc 2.41, but hosts have glibc 2.36"
+    assert newer == (why or glibc * ("any" not in tag))
 
 
 @pytest.mark.needs("index")

@@ -126,7 +126,7 @@ def test_a_password_that_sudo_asks_for_is_hinted_at(monkeypatch: pytest.MonkeyPa
         ),
         ({"head": {"../r": JOB}}, "head: invalid answer: the id of a run is '../r'"),
         ({"head": {"r-1": []}}, "head: invalid answer: the job of r-1"),
-        ({"head": {"r-1": {**JOB, "purpose": "evaluate"}}}, "r-1 has trained nothing"),
+        ({"head": {"r-1": {**JOB, "purpose": "evaluate"}}}, "run r-1 did not train a model"),
     ],
 )
 def test_what_cannot_be_resumed_is_named(

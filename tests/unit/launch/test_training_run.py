@@ -76,5 +76,5 @@ def test_a_run_is_not_done_by_its_word_alone(
     if not missing:
         assert training_run.train(run, view) is progress
         return
-    with pytest.raises(FtclusterError, match=f"r-1 is done, but its events have {missing}\n"):
+    with pytest.raises(FtclusterError, match=f"r-1 is done, but its events contain {missing}\n"):
         training_run.train(run, view)

@@ -62,11 +62,11 @@ def test_tcp_without_rdma() -> None:
     ("changes", "word"),
     [
         ({"active": False}, "no port of rdma0 is active"),
-        ({"opens": False}, "may open rdma0"),
-        ({"interfaces": ("eth1",)}, "no RDMA device at eth0"),
+        ({"opens": False}, "may not open rdma0"),
+        ({"interfaces": ("eth1",)}, "no RDMA device on eth0"),
         ({"driver": "ice", "iwarp": True}, "no provider for rdma0 (iWARP)"),
         ({"driver": "vendor"}, "no provider for rdma0 (driver vendor)"),
-        ({"driver": ""}, "no provider for rdma0 (driver of software)"),
+        ({"driver": ""}, "no provider for rdma0 (driver not reported)"),
         ({"driver": "ice"}, "providers differ: verbs;ofi_rxm on a, psm3 on b"),
     ],
 )
@@ -102,7 +102,7 @@ def test_of_several_devices_one_that_can_be_used() -> None:
 @pytest.mark.parametrize(("asked", "value"), [("tcp", TCP), ("verbs", VERBS), ("mlx", "mlx")])
 def test_the_inventory_overrides(asked: str, value: str) -> None:
     hosts = [replace(with_rdma(name), network_provider=asked) for name in "ab"]
-    assert choose_network(hosts) == (value, "set in the inventory, ftcluster_network_provider")
+    assert choose_network(hosts) == (value, "set in the inventory: ftcluster_network_provider")
 
 
 def test_the_inventory_asks_for_several() -> None:
@@ -131,7 +131,7 @@ def test_in_a_plan() -> None:
     by_gloo = replace(RECIPE, training=replace(RECIPE.training, ddp_backend="gloo"))
     launch = plan(cluster(with_rdma("a"), with_rdma("b")), by_gloo, STACKS)
     [decision] = [one for one in launch.decisions if one.what == "network provider"]
-    assert decision.why.endswith("for MPI only, gloo uses TCP")
+    assert decision.why.endswith("only MPI uses it, gloo uses TCP")
     alone = plan(cluster(with_rdma("a")), RECIPE, STACKS)
     assert alone.provider == ""
     assert not [one for one in alone.decisions if one.what == "network provider"]

@@ -230,7 +230,7 @@ def test_a_quota_says_how_many_cores_and_not_which() -> None:
 def test_half_a_core_is_a_host_of_one() -> None:
     launch = decided(host("a", cores=1, numa=nodes(32, 1), cpu_quota=0.5, threads=64))
     assert (launch.world_size, launch.hosts[0].threads_per_rank) == (1, 1)
-    assert about(launch, "ranks")[0].why == "its CPU quota is too small for two ranks"
+    assert about(launch, "ranks")[0].why == "the host's CPU quota is too small for two ranks"
 
 
 # --- memory
@@ -277,7 +277,7 @@ def test_fewer_ranks_where_all_of_them_would_not_fit() -> None:
     small = host("a", cores=32, numa_nodes=4, memory_bytes=7 * 10**9)
     launch = plan(cluster(small), WHOLE, STACKS, model=BERT)
     assert launch.world_size == 1
-    assert "4 NUMA nodes each: its memory is too small" in about(launch, "ranks")[0].why
+    assert "4 NUMA nodes each: the host's memory is too small" in about(launch, "ranks")[0].why
     parts = replace(WHOLE, training=replace(WHOLE.training, gradient_accumulation_steps=4))
     assert plan(cluster(small), parts, STACKS, model=BERT).world_size == 2
 
@@ -306,7 +306,7 @@ def test_hosts_need_addresses_that_others_can_use(said: Callable[[object], None]
         )
     said(caught.value)
     assert decided(host("a", network_address="127.0.0.1")).world_size == 1
-    with pytest.raises(PlanError, match=r"by IPv4 only\n  b at fd00::2"):
+    with pytest.raises(PlanError, match=r"only over IPv4\n  b at fd00::2"):
         decided(host("a", network_address="10.0.0.1"), host("b", network_address="fd00::2"))
     assert decided(host("a", network_address="fd00::2")).world_size == 1
     with pytest.raises(PlanError, match=r"a, b at 10\.0\.0\.1"):

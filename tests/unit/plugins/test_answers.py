@@ -44,8 +44,8 @@ def test_answers_are_found_among_what_login_scripts_and_sudo_print() -> None:
 
 
 TTY = (
-    "sudo requires a terminal (requiretty in sudoers), which Ansible does not provide: for the "
-    "user that Ansible logs in as, add Defaults:USER !requiretty"
+    "sudo requires a terminal (requiretty in sudoers), which Ansible does not provide: add "
+    "Defaults:USER !requiretty to sudoers for the user that Ansible logs in as"
 )
 
 
@@ -53,13 +53,13 @@ TTY = (
     ("result", "because"),
     [
         ({"stdout": f"{NOISE}{MARK} uid 0\r\n", "rc": 0}, None),
-        ({"stdout": f"0\r\n{MARK} uid 1000\r\n"}, "becoming root gives the user 1000"),
+        ({"stdout": f"0\r\n{MARK} uid 1000\r\n"}, "the attempt to become root ended as user 1000"),
         ({"stdout": "0\r\n", "rc": 0}, "0"),  # an answer without a mark is ignored
         ({"msg": "Task failed: Missing sudo password"},
          "sudo asks for a password; pass it with -K"),
         ({"msg": "Task failed: Incorrect sudo password"}, "sudo refuses the password"),
         ({"msg": "non-zero return code", "stdout": "bash: sudo: command not found\r\n"},
-         "there is no sudo"),
+         "sudo is not installed"),
         ({"msg": "non-zero return code", "stdout": f"{NOISE}\r\nops may not run sudo here.\r\n"},
          "ops may not run sudo here."),
         # sudo 1.9 and 1.8 with Defaults requiretty

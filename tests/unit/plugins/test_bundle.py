@@ -195,7 +195,7 @@ def before(*headers: bytes) -> Damage:
 
 
 LONG, PAX = header(b"L", "name", 7 << 30), header(b"x", "pax", 0)
-NO_SIZE, NOT_WHEELS = "has no size or no sha256", "files that are not wheels"
+NO_SIZE, NOT_WHEELS = "the size or the SHA-256 of", "files that are not wheels"
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "empty": (lambda path: path.write_bytes(b""), "empty file"),
     "zip": (lambda path: write_wheel(path.parent, "a", "1").replace(path), ""),
@@ -212,10 +212,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no target": (head(lambda head: head.pop("target")), "target"),
     "no wheels": (head(lambda head: head.update(wheels={})), "is not in its list"),
     "a wheel without its hash": (head(lambda head: head["wheels"][TOOL].pop("sha256")), ""),
-    "another hash": (listed(sha256="0" * 64), f"{TOOL} has the sha256"),
+    "another hash": (listed(sha256="0" * 64), f"the SHA-256 of {TOOL} is"),
     "another format": (
         head(lambda head: head.update(format=0)),
-        "its format is 0, this ftcluster reads 1",
+        "its format is 0, but this ftcluster reads 1",
     ),
     "a name with a slash": (head(renamed("../a-1-py3-none-any.whl")), NOT_WHEELS),
     "a name that is not a wheel's": (head(renamed("wheels.json")), NOT_WHEELS),
@@ -252,7 +252,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "a sparse wheel": (lambda path: sparse(path, 3000), f"'{TOOL}' is not in its list"),
     "a sparse wheel larger than any disk": (
-        lambda path: sparse(path, 1 << 50), "its list claims more bytes than the file has"
+        lambda path: sparse(path, 1 << 50), "the sizes in its list exceed the size of the file"
     ),
     "a sparse file of old GNU tar": (before(header(b"S", TOOL, 0)), "is not a plain file"),
     "a file missing": (entries(lambda found: found.pop()), f"{TOOL} is missing"),
@@ -265,7 +265,7 @@ def test_a_bundle_of_a_newer_version_is_not_called_damaged(path: Path, cache: Pa
         open_bundle(path, cache)
     assert str(caught.value) == (
         f"{path} was written by a newer ftcluster (format 2, this one reads 1): upgrade this "
-        "ftcluster, or make the bundle again with it"
+        "ftcluster, or rebuild the bundle with it"
     )
 
 
@@ -345,7 +345,7 @@ def test_a_wheel_that_was_changed_with_the_bundles_list_is_refused_by_its_name(
         hold(forged, path, wanted)
     first, problem, *_ = str(caught.value).splitlines()
     assert first == f"{path} does not match the lock:"
-    assert problem == f"{TOOL} has the sha256 {digest}, which the list of versions does not allow"
+    assert problem == f"the SHA-256 of {TOOL}, {digest}, is not in the list of versions"
     assert not forged.house.folder.exists()
 
 

@@ -83,7 +83,7 @@ def test_one_machine_by_two_names() -> None:
     # Hydra reads the text after the first colon of a line as a number of ranks
     found = cluster(node0={"network_address": "2001:db8::10"}, node1={})
     assert bad(found) == ["node0"]
-    assert "mpirun reaches hosts by IPv4 only" in found["node0"][0]["what"]
+    assert "mpirun reaches hosts only over IPv4" in found["node0"][0]["what"]
     assert not bad(cluster(node0={"network_address": "2001:db8::10"}))
 
 

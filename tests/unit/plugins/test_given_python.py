@@ -67,11 +67,11 @@ def test_a_real_one_is_taken() -> None:
 def test_what_is_no_program_is_refused(brought: Path) -> None:
     program = brought / "bin/python3.11"
     assert refused("bin/python3.11") == ("bin/python3.11", "is not an absolute path")
-    assert refused(brought / "bin") == (str(brought / "bin"), "is no program")
+    assert refused(brought / "bin") == (str(brought / "bin"), "is not an executable file")
     missing = brought / "bin/python3.12"
     assert refused(missing) == (str(missing), "cannot be inspected: No such file or directory")
     program.chmod(0o644)
-    assert refused(program) == (str(program), "is no program")
+    assert refused(program) == (str(program), "is not an executable file")
     shutil.rmtree(brought / "lib")
     program.chmod(0o755)
     assert refused(program) == (str(program), f"has no lib/python3.* in {brought}")
@@ -80,7 +80,7 @@ def test_what_is_no_program_is_refused(brought: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "what"),
     [
-        ("PyPy 3.11.7 \n", "is PyPy, and the wheels are for CPython"),
+        ("PyPy 3.11.7 \n", "is PyPy, but the wheels are built for CPython"),
         ("CPython 3.11.7 bz2,ssl\n",
          "lacks the modules bz2, ssl, which the stacks import"),
         ("3.11\n", "does not run: 3.11"),
@@ -120,7 +120,7 @@ def test_what_is_another_users_is_refused(brought: Path, name: str, tmp_path: Pa
 def test_what_the_account_cannot_use_is_refused(brought: Path, name: str) -> None:
     (brought / name).chmod(0o700)
     place, what = refused(brought / "bin/python3.11")
-    assert (place, what) == (str(brought / name), "ml, the account that trains, may not read it")
+    assert (place, what) == (str(brought / name), "the training account ml may not read it")
     assert given_python(
         str(brought / "bin/python3.11"), True, lambda _: (0, "CPython 3.11.7 \n", "")
     )

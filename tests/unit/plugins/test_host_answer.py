@@ -139,15 +139,17 @@ def test_cores_are_those_of_the_nodes_within_the_quota() -> None:
     assert said() == []
     assert said(cores=3, cpu_quota=3.9) == []
     assert said(cores=1, cpu_quota=0.3) == []
-    assert said(cores=cores - 1) == [f"cores is {cores - 1}, of {cores} CPUs"]
-    assert said(cpu_quota=10.0) == [f"cores is {cores}, of {cores} CPUs with a cpu_quota of 10"]
+    assert said(cores=cores - 1) == [f"cores is {cores - 1}, but there are {cores} CPUs"]
+    assert said(cpu_quota=10.0) == [
+        f"cores is {cores}, but there are {cores} CPUs with a cpu_quota of 10"
+    ]
 
 
 def test_a_node_is_there_once() -> None:
     nodes = [{**node, "distances": []} for node in GOOD["numa"]]
     count = 2 * GOOD["numa_nodes"]
     twice = known_facts({**GOOD, "numa": [*nodes, *nodes], "numa_nodes": count})[1]
-    assert twice == [f"node {node['node']} is there twice" for node in nodes]
+    assert twice == [f"node {node['node']} is listed twice" for node in nodes]
 
 
 def test_counts_of_nodes_and_sockets_are_those_of_the_nodes() -> None:
@@ -167,9 +169,9 @@ def test_counts_of_nodes_and_sockets_are_those_of_the_nodes() -> None:
 
     assert said() == []
     assert said(cores=1, cpu_quota=1.0, numa_nodes=1) == []
-    assert said(numa_nodes=1) == ["numa_nodes is 1, of 2 nodes with cores"]
-    assert said(sockets=1) == ["sockets is 1, of 2 in socket_cpus"]
-    assert said(sockets=0) == ["sockets is 0, of 2 in socket_cpus"]
+    assert said(numa_nodes=1) == ["numa_nodes is 1, but 2 nodes have cores"]
+    assert said(sockets=1) == ["sockets is 1, but socket_cpus lists 2"]
+    assert said(sockets=0) == ["sockets is 0, but socket_cpus lists 2"]
     # facts of an older setup lack the CPUs of sockets
     old = [{**one, "socket_cpus": {}} for one in two]
     assert said(numa=old, sockets=1) == []
@@ -186,7 +188,7 @@ def test_the_nearest_node_is_one_that_has_what_the_node_lacks() -> None:
         return known_facts({**GOOD, "numa": [node, {**far, **changes}]})[1]
 
     assert said(near=None) == said(near=node["node"]) == []
-    assert said(near=9) == ["near of node 7 is 9, which is no node of the host"]
+    assert said(near=9) == ["near of node 7 is 9, which is not a node of the host"]
     assert said(near=7) == ["near of node 7 is 7, which has no cores either"]
     # cores without memory use another node's memory
     without = {**node, "memory_bytes": 0}
@@ -204,7 +206,7 @@ def test_a_prefix_is_a_plain_path(path: str) -> None:
 def test_what_else_a_host_says_is_left_out() -> None:
     found, wrong = known_facts({**GOOD, "rank_user": "root", "becomes": True})
     assert (found, wrong) == (GOOD, [])
-    assert known_facts("x") == ({}, ["its facts are 'x'"])
+    assert known_facts("x") == ({}, ["its facts must be a mapping, got 'x'"])
     # a message shows only the beginning of a long value
     _, [long] = known_facts({**GOOD, "cores": "9" * 10_000})
     assert len(long) < 100
@@ -247,4 +249,4 @@ def test_the_heads_key_is_one_key_and_keeps_its_limits(run_module: Any) -> None:
     ):
         found = run_module(mesh_member.main, check=True, **{"folder": "/mesh", **given})
         assert found["failed"], given
-        assert " of the head is " in found["msg"]
+        assert " of the head is invalid: " in found["msg"]

@@ -237,7 +237,7 @@ def test_a_python_that_is_given_is_the_only_one_or_is_refused(
     pythons, refused = found(tmp_path)
     assert pythons[0]["path"] == sys.executable
     assert refused is not None
-    assert refused["what"] == f"ftcluster_python={tmp_path}: is no program"
+    assert refused["what"] == f"ftcluster_python={tmp_path}: is not an executable file"
 
 
 def test_the_stack_in_use_is_the_name_of_its_folder(tmp_path: Path) -> None:

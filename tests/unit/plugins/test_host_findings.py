@@ -108,9 +108,11 @@ def test_unusable_amx_is_a_notice(amx: str, generation: str, count: int, said: S
 )  # fmt: skip
 def test_required_root(required: dict[str, bool], name: str) -> None:
     required = {**REQUIRED, **required}
-    found = findings(required=required, can_become_root=False, no_root_because="there is no sudo")
+    found = findings(
+        required=required, can_become_root=False, no_root_because="sudo is not installed"
+    )
     assert [p["what"].split(" is ")[0] for p in found["problems"]] == ([name] if name else [])
-    assert all("there is no sudo" in problem["what"] for problem in found["problems"])
+    assert all("sudo is not installed" in problem["what"] for problem in found["problems"])
     assert findings(required=required) == NOTHING
 
 

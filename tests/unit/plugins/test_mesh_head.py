@@ -123,5 +123,5 @@ def test_the_record_is_read_as_it_was_written() -> None:
      json.dumps({"members": [member("node2\nProxyCommand x")]})],
 )  # fmt: skip
 def test_a_damaged_record_is_named(damaged: str) -> None:
-    with pytest.raises(ValueError, match=r"mesh\.json is not a record of the mesh: remove it"):
+    with pytest.raises(ValueError, match=r"mesh\.json is not a valid record: remove it"):
         parse_mesh(damaged, MESH / "mesh.json")

@@ -125,7 +125,7 @@ def test_wheels_come_through_a_proxy_from_a_mirror_with_a_ca_of_its_own(
     )
     newer = Wanted("newer", pins)
     assert refusal(newer, TARGET, SOURCES, tmp_path) == ""
-    assert "does not answer" in refusal(
+    assert "does not respond" in refusal(
         Wanted("newer", f"{pins}c==1.0\n", allow_unverified=True), TARGET, SOURCES, tmp_path
     )
 
@@ -133,20 +133,21 @@ def test_wheels_come_through_a_proxy_from_a_mirror_with_a_ca_of_its_own(
 @pytest.mark.parametrize(
     ("certificate", "refuses", "settings", "said", "to_do"),
     [
-        ("good", 0, {"PIP_CERT": ""}, "no CA that the control node trusts has signed the "
-         "certificate of mirror.site", "PIP_CERT=FILE"),
+        ("good", 0, {"PIP_CERT": ""}, "the certificate of mirror.site is not "
+         "signed by a CA that the control node trusts", "PIP_CERT=FILE"),
         ("good", 0, {"REQUESTS_CA_BUNDLE": "/etc/ssl/certs/ca-certificates.crt"},
-         "no CA that the control node trusts", "unset REQUESTS_CA_BUNDLE, which pip reads before"),
+         "by a CA that the control node trusts", "unset REQUESTS_CA_BUNDLE, which pip prefers"),
         ("good", 0, {"PIP_CERT": "/none/ca.pem"},
-         "no file of certificates /none/ca.pem, which PIP_CERT names", "name the right one"),
-        ("expired", 0, {}, "the certificate of mirror.site has expired", "have it renewed"),
-        ("other", 0, {}, "the certificate of mirror.site is for another name", "name the mirror"),
+         "the certificate file /none/ca.pem, which PIP_CERT names", "correct the path"),
+        ("expired", 0, {}, "the certificate of mirror.site has expired", "have the certificate"),
+        ("other", 0, {}, "the certificate of mirror.site is for another name", "use the name"),
         ("good", 403, {}, "does not connect to mirror.site: 403 Forbidden", "NO_PROXY=mirror.site"),
-        ("good", 407, {}, "requires a user and a password for mirror.site", "USER:PASSWORD@HOST"),
+        ("good", 407, {}, "requires a user name and a password to connect to mirror.site",
+         "USER:PASSWORD@HOST"),
         ("good", 0, {"HTTPS_PROXY": "http://me:secret@127.0.0.1:1"},
-         "the proxy http://****@127.0.0.1:1 does not answer: Connection refused", "start it"),
+         "the proxy http://****@127.0.0.1:1 does not respond: Connection refused", "start the"),
         ("good", 0, {"HTTPS_PROXY": "http://proxy.invalid:3128"},
-         "the proxy http://proxy.invalid:3128 does not answer", "start it or name another one"),
+         "the proxy http://proxy.invalid:3128 does not respond", "start the proxy, set another"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line_with_what_to_do(
@@ -217,23 +218,24 @@ def test_hosts_of_one_kind_need_the_same_wheels() -> None:
     [
         (f"{FAILED}{UNVERIFIED} issuer is unknown.  "
          "Could not handshake: Error in the certificate verification. [IP: 198.18.0.1 3128]",
-         "no CA that the host trusts has signed the certificate of mirror.site; put the CA"),
+         "the certificate of mirror.site is not signed by a CA that the host trusts; put the CA"),
         (f"{FAILED}{UNVERIFIED} chain uses expired certificate.  "
          "Could not handshake: Error in the certificate verification.",
-         "the certificate of mirror.site has expired; have it renewed"),
+         "the certificate of mirror.site has expired; have the certificate renewed"),
         (FAILED + "Invalid response from proxy: HTTP/1.0 403 Forbidden  Server: BaseHTTP/0.6",
-         "the proxy http://proxy:3128 does not connect to mirror.site: 403 Forbidden; have it let"),
+         "the proxy http://proxy:3128 does not connect to mirror.site: 403 Forbidden; configure"),
         (f"{FAILED}Could not connect to 198.18.0.1:9 (198.18.0.1). - connect (111: Connection "
          "refused)",
-         "the proxy 198.18.0.1:9 does not answer: Connection refused; start it"),
+         "the proxy 198.18.0.1:9 does not respond: Connection refused; start the proxy"),
         (FAILED + "Could not resolve 'proxy.site'",
-         "the proxy proxy.site does not answer: its name is not known; start it"),
+         "the proxy proxy.site does not respond: its name cannot be resolved; start the proxy"),
         (FAILED + "Could not resolve 'mirror.site'", "Failed to fetch https://mirror.site/"),
         (f"{FAILED}407  Proxy Authentication Required [IP: 127.0.0.1 41973]",
-         "the proxy http://proxy:3128 requires a user and a password for mirror.site; give them"),
+         "the proxy http://proxy:3128 requires a user name and a password to connect to "
+         "mirror.site; set them"),
         (f"{FAILED}403  Forbidden [IP: 127.0.0.1 44231]\nE: Download Failed",
          f"Failed to fetch {INDEX} 403 Forbidden [IP: 127.0.0.1 44231] (through the proxy http://proxy"),
-        ("", "apt printed nothing (through the proxy http://proxy:3128); name a source"),
+        ("", "apt printed nothing (through the proxy http://proxy:3128); in /etc/apt/sources"),
     ],
 )  # fmt: skip
 def test_apts_words(said: str, expected: str) -> None:
@@ -257,20 +259,21 @@ SETTINGS = "[main]\ngpgcheck=1\nproxy=http://me:secret@proxy:3128\n"
     ("said", "expected"),
     [
         (f"{NOT_OK} [SSL certificate problem: unable to get local issuer certificate]",
-         "no CA that the host trusts has signed the certificate of mirror.site; put the CA of your "
-         "site into /etc/pki/ca-trust"),
+         "the certificate of mirror.site is not signed by a CA that the host trusts; put the CA of "
+         "your site into /etc/pki/ca-trust"),
         (f"{NOT_OK} [SSL certificate problem: certificate has expired]",
-         "the certificate of mirror.site has expired; have it renewed"),
+         "the certificate of mirror.site has expired; have the certificate renewed"),
         (f"{NOT_OK} [SSL: no alternative certificate subject name matches target host name "
-         "'mirror.site']", "the certificate of mirror.site is for another name; name the mirror"),
+         "'mirror.site']",
+         "the certificate of mirror.site is for another name; in /etc/yum.repos.d, use the name"),
         (f"{FAILURE} [Received HTTP code 403 from proxy after CONNECT]",
-         "the proxy http://****@proxy:3128 does not connect to mirror.site: 403; have it let"),
+         "the proxy http://****@proxy:3128 does not connect to mirror.site: 403; configure the "),
         (f"{FAILURE} [Received HTTP code 407 from proxy after CONNECT]",
-         "the proxy http://****@proxy:3128 requires a user and a password for mirror.site; "
-         "give them"),
+         "the proxy http://****@proxy:3128 requires a user name and a password to connect to "
+         "mirror.site; set proxy_username"),
         ("Error: There are no enabled repositories in \"/etc/yum.repos.d\".",
          "There are no enabled repositories"),
-        ("", "dnf printed nothing; have the source site in /etc/yum.repos.d"),
+        ("", "dnf printed nothing; in /etc/yum.repos.d, set a URL that responds for source site"),
     ],
 )  # fmt: skip
 def test_dnfs_words(said: str, expected: str) -> None:
@@ -322,11 +325,12 @@ def test_dnf_through_a_proxy_from_a_mirror_with_a_ca_of_its_own(site: Site, tmp_
         host.has(proxy, trusts)
         refused[what] = package_sources.dnf_refusal(host)  # type: ignore[arg-type]
     for what, expected in {
-        "name": f"the certificate of {NAME} is for another name; name the mirror in /etc/yum",
-        "refused": f"the proxy of dnf's settings does not connect to {NAME}: 403; have it let",
-        "password": f"the proxy of dnf's settings requires a user and a password for {NAME}; give",
-        "off": "the proxy 127.0.0.1:1 does not answer; start it",
-        "unknown": "the proxy proxy.invalid does not answer: its name is not known; start it",
+        "name": f"the certificate of {NAME} is for another name; in /etc/yum.repos.d, use",
+        "refused": f"the proxy of dnf's settings does not connect to {NAME}: 403; configure the",
+        "password": "the proxy of dnf's settings requires a user name and a password to connect to "
+        f"{NAME}; set",
+        "off": "the proxy 127.0.0.1:1 does not respond; start the proxy",
+        "unknown": "the proxy proxy.invalid does not respond: its name cannot be resolved; start",
     }.items():
         assert refused[what].startswith(expected), refused
         assert "\n" not in refused[what]

@@ -89,7 +89,7 @@ def test_a_package_of_another_version_is_named(stack: Path, program: str) -> Non
     (stack / "site/ftcluster_train/supervisor/__init__.py").touch()
     done = ran(stack, program=program)
     assert done["failed"]
-    assert f"in {stack}, has another version, without the program {program}: run" in done["msg"]
+    assert f"in {stack} on this host lacks the program {program}: run" in done["msg"]
     assert done["stderr"] == done["msg"]
 
 

@@ -76,7 +76,9 @@ def test_the_holder_is_named_after_the_limit(monkeypatch: pytest.MonkeyPatch) ->
     host = Host(["nftables"], [(0, 1000)])
     result = install(host, monkeypatch, seconds=25)
     assert (result["failed"], result["busy"], host.calls) == (True, True, [])
-    assert result["msg"].startswith(f"nftables cannot be installed: {HOLDER}, for more than 25 s")
+    assert result["msg"].startswith(
+        f"nftables cannot be installed: after a wait of 25 s, {HOLDER}. "
+    )
     assert "os_package_lock_seconds" in result["msg"]
     assert host.now == 25
 

@@ -202,7 +202,7 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
 
 def test_a_file_of_several_names_is_not_given_away(home: Path, canary: Path) -> None:
     os.link(canary / "shadow", home / "mine")
-    with pytest.raises(RefusedPath, match=r"is one of 2 hard links of a file"):
+    with pytest.raises(RefusedPath, match=r"is one of 2 hard links to a file"):
         settled(home / "mine", **ACCOUNT)
     # a new file replaces the name; the other name keeps the old file
     assert settled(home / "mine", content="new", **ACCOUNT)
@@ -418,6 +418,6 @@ def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
     os.truncate(sparse, 10 << 30)
     os.mkfifo(pipe)
     link.symlink_to("/dev/zero")
-    for path, why in ((sparse, "more than 16 MiB"), (pipe, "regular"), (link, "regular")):
+    for path, why in ((sparse, "larger than 16 MiB"), (pipe, "regular"), (link, "regular")):
         with pytest.raises(RefusedPath, match=why):
             read_text(path)

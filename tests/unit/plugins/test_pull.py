@@ -82,23 +82,23 @@ def test_what_was_written_since_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("listing", "words"),
     [
-        (f"3 {DIGEST} ./../x\n", "lists a name that is no file"),
-        (f"3 {DIGEST} ./a/../../x\n", "lists a name that is no file"),
-        (f"3 {DIGEST} .//etc/x\n", "lists a name that is no file"),
-        (f"3 {DIGEST} /etc/x\n", "lists a name that is no file"),
-        (f"3 {DIGEST} ./a\x1b[2J\n", "lists a name that is no file"),
-        (f"3 {DIGEST} ./a\0b\n", "lists a name that is no file"),
-        (f"3 {DIGEST} ./{'x' * 300}\n", "lists a name that is no file"),
-        (f"3 {DIGEST} ./{'x/' * 2000}x\n", "lists a name that is no file"),
-        (f"{'9' * 16} {DIGEST} ./a\n", "lists a name that is no file"),
-        (f"-1 {DIGEST} ./a\n", "lists a name that is no file"),
-        ("3 abc ./a\n", "lists a name that is no file"),
+        (f"3 {DIGEST} ./../x\n", "lists a name that is not a file"),
+        (f"3 {DIGEST} ./a/../../x\n", "lists a name that is not a file"),
+        (f"3 {DIGEST} .//etc/x\n", "lists a name that is not a file"),
+        (f"3 {DIGEST} /etc/x\n", "lists a name that is not a file"),
+        (f"3 {DIGEST} ./a\x1b[2J\n", "lists a name that is not a file"),
+        (f"3 {DIGEST} ./a\0b\n", "lists a name that is not a file"),
+        (f"3 {DIGEST} ./{'x' * 300}\n", "lists a name that is not a file"),
+        (f"3 {DIGEST} ./{'x/' * 2000}x\n", "lists a name that is not a file"),
+        (f"{'9' * 16} {DIGEST} ./a\n", "lists a name that is not a file"),
+        (f"-1 {DIGEST} ./a\n", "lists a name that is not a file"),
+        ("3 abc ./a\n", "lists a name that is not a file"),
         (f"3 {DIGEST} ./a\n3 {DIGEST} ./a\n", "twice"),
         (f"3 {DIGEST} ./a\n3 {DIGEST} ./a/b\n", "as a folder"),
         ("".join(f"3 {DIGEST} ./{number}\n" for number in range(10_001)), "more than 10000 files"),
         (f"{'9' * 15} {DIGEST} ./a\n", "free"),
         (f"{2 << 30} {DIGEST} ./a\n" * 1 + f"{'9' * 14} {DIGEST} ./b\n", "free"),
-        (f"2 {DIGEST} ./a\n", "more of .* than it has announced"),
+        (f"2 {DIGEST} ./a\n", "more bytes of .* than it listed"),
         (f"9 {DIGEST} ./a\n", "changed while it was copied"),
         ("", "has no files"),
     ],
@@ -149,7 +149,7 @@ def test_a_poll_takes_no_more_than_a_piece(tmp_path: Path, monkeypatch: pytest.M
     greedy = action_of(
         follow, lambda _: f"{MARK} alive 7 {len(text)} 999\n{'x' * 101}", **arguments
     )
-    with pytest.raises(AnsibleActionFail, match="sends more than requested"):
+    with pytest.raises(AnsibleActionFail, match="sent more bytes than requested"):
         greedy.run()
 
 

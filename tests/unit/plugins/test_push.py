@@ -277,7 +277,7 @@ def test_a_byte_that_flips_on_the_way_is_noticed(source: Path, tmp_path: Path) -
     host = Host(flip)
     result = host.push(source, tmp_path / "there")
     assert result["failed"]
-    assert "the received files have the sha256" in result["msg"]
+    assert "the SHA-256 of the received files is" in result["msg"]
     assert "named" not in host.steps
     assert list(tmp_path.iterdir()) == [source]  # no temporary files remain
     assert Host().push(source, tmp_path / "there")["changed"]

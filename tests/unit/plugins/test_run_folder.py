@@ -61,7 +61,7 @@ def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(
     assert launch(prefix, monkeypatch, alone=True)["refused"] == "run other is using it"
     assert not (prefix / "runs").exists()
     none = launch(prefix, monkeypatch, link="missing")
-    assert none["msg"] == f"{prefix}/missing leads to no stack: run ftcluster setup"
+    assert none["msg"] == f"{prefix}/missing does not lead to a stack: run ftcluster setup"
     taken = launch(prefix, monkeypatch)
     stack = f"{prefix}/stacks/native-1"
     assert taken == {"changed": True, "stack": stack, "format": 0, "refused": ""}
@@ -94,9 +94,9 @@ def installed(stack: Path, version: str, run_format: int) -> None:
     ("version", "hosts", "sent", "fields", "reason"),
     [
         ("0.1.0", 0, 1, [], ""),  # the format number is not written for these hosts
-        ("0.1.0", -1, 1, [], "the hosts have ftcluster 0.1.0, which cannot read a run of"),
-        ("0.1.0", 0, 1, ["task_file"], "cannot read a run with task_file of this control node's"),
-        ("0.1.0", 1, 2, [], "the hosts have ftcluster 0.1.0, which cannot read a run of"),
+        ("0.1.0", -1, 1, [], "the hosts have ftcluster 0.1.0, which cannot read a run from"),
+        ("0.1.0", 0, 1, ["task_file"], "cannot read a run with task_file from ftcluster"),
+        ("0.1.0", 1, 2, [], "the hosts have ftcluster 0.1.0, which cannot read a run from"),
         ("0.1.0", 1, 1, ["task_file"], ""),
         ("0.3.0", 2, 1, [], ""),  # a newer package reads older documents
         ("0.2.0", 0, 1, ["task_file"], ""),  # the same build

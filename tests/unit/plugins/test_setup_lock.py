@@ -71,15 +71,18 @@ def test_a_lock_lasts_as_long_if_the_clock_of_the_host_is_set(jump: float) -> No
 
     assert not is_free(lock, "here 1 1", [], LEASE, later(LEASE - 1))
     assert is_free(lock, "here 1 1", [], LEASE, later(LEASE + 1))
-    assert "for 2 min" in refusal(lock, later(125))
+    assert "started 2 min ago" in refusal(lock, later(125))
 
 
 def test_the_refusal_names_the_first_and_what_to_do() -> None:
     found = refusal(LOCK, NOW)
-    assert "another setup is running here: ops on bastion (process 100), for 2 min; wait" in found
+    assert (
+        "another setup is running here, started 2 min ago by ops on bastion (process 100); wait"
+        in found
+    )
     assert found.endswith("-e ftcluster_take_over=true")
-    assert "for 0 min" in refusal({**LOCK, "since": CLOCK + 999}, NOW)
-    assert "unknown, for 0 min" in refusal({"owner": "x"}, NOW)
+    assert "started 0 min ago" in refusal({**LOCK, "since": CLOCK + 999}, NOW)
+    assert "started 0 min ago by an unknown user" in refusal({"owner": "x"}, NOW)
     assert is_free({}, "here 100 5", [], LEASE, NOW)
     assert is_free({"owner": "of an older version"}, "here 100 5", [], LEASE, NOW)
 

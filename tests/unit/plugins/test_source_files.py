@@ -127,5 +127,5 @@ def test_a_folder_without_end_is_refused(folder: Path, monkeypatch: pytest.Monke
         for link in "xy":
             (folder / f"d{number}" / link).symlink_to(f"../d{number + 1}")
     (folder / "d8").mkdir()  # without any file
-    with pytest.raises(SourceError, match="it has more than 40 files"):
+    with pytest.raises(SourceError, match="it contains more than 40 files"):
         source_files(folder)

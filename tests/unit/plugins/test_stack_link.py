@@ -75,7 +75,7 @@ def test_check_mode_moves_no_link(tmp_path: Path, run: Any) -> None:
     # an incomplete stack is not used
     run(path=one)
     failed = run(path=str(tmp_path / "two"))
-    assert "is not a finished stack; run the stage stack again" in failed["msg"]
+    assert "is not completely installed; run the stage stack again" in failed["msg"]
     assert links(tmp_path) == (one, "")
 
 

@@ -37,14 +37,14 @@ def test_columns_stand_below_one_another() -> None:
     assert first.endswith("brg_matmul:avx512_core_amx")
     assert "32     256 GB  eth0 25 Gbit/s  3.11.7  2.8.0+cpu" in first
     assert last == (
-        "mpirun reached 2 hosts, the same 60 packages on each, "
+        "mpirun reached 2 hosts with the same 60 packages; "
         "an all-reduce over all ranks is correct (3.1 ms for 4 MiB)"
     )
 
 
 def test_one_host_has_nobody_to_compare_with() -> None:
     *_, last = verify_table(report(row("localhost")), {"localhost": FACTS})
-    assert last == "mpirun reached 1 host, the packages are consistent"
+    assert last == "mpirun reached 1 host, whose packages are consistent"
     # missing facts give empty cells
     lines = verify_table(report(row("node1", kernel="")), {})
     assert "node1" in lines[1]

@@ -27,17 +27,15 @@ def test_two_classes() -> None:
 def test_a_calibrated_classifier() -> None:
     report = report_of_classes([0, 0, 0, 1, 0], [0, 1, 0, 1, 1], ["ham", "spam"], 0.31, 1.25)
     assert lines(report)[-2:] == [
-        "  the probabilities are calibrated: temperature 1.25",
-        "  spam is predicted from a probability of 0.31",
+        "  the probabilities are calibrated with temperature 1.25",
+        "  spam is predicted if its probability is at least 0.31",
     ]
 
 
 def test_a_class_that_is_never_predicted_and_one_without_rows() -> None:
     report = report_of_classes([0, 0], [0, 1], ["a", "b\nerror: c", "d"])
-    assert "  NEVER PREDICTED: b error: c, although the data has rows of this class" in lines(
-        report
-    )
-    assert "  not measured, because no row has this class: d" in lines(report)
+    assert "  NEVER PREDICTED, although the data contains examples: b error: c" in lines(report)
+    assert "  not measured, because the data contains no examples: d" in lines(report)
 
 
 def test_many_classes_and_several_of_a_row() -> None:
@@ -51,4 +49,4 @@ def test_many_classes_and_several_of_a_row() -> None:
     several = lines(report_of_sets([[0], []], [[0, 1], [1]], ["a", "b"], [0.25, 0.5]))
     assert several[1].split()[-1] == "threshold"
     assert several[2].split() == ["a", "1.000", "1.000", "1.000", "1", "0.250"]
-    assert any(line.startswith("  NEVER PREDICTED: b") for line in several)
+    assert any(line.startswith("  NEVER PREDICTED, although") for line in several)

@@ -51,7 +51,7 @@ def test_a_host_that_is_off_is_named_and_the_others_are_there() -> None:
         {
             "host": "node1",
             "what": "it does not answer: ssh: connect to host 10.0.0.1 port 22: No route to host",
-            "hint": "check that it is on and that ssh connects to it",
+            "hint": "check that the host is on and that ssh connects to it",
             "kind": "unreachable",
         }
     ]

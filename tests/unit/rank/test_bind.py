@@ -44,7 +44,7 @@ def test_every_rank_finds_its_own_entry() -> None:
     assert {one.world_size for one in places} == {7}
     assert places[1].cpus == {4, 6, 8, 10}
     assert places[4].env == {}
-    with pytest.raises(ValueError, match="there is no rank 7: the plan has 7 ranks"):
+    with pytest.raises(ValueError, match="rank 7 is not in the plan, which contains 7 ranks"):
         find_place(PLACEMENT, 7)
     # variables for scripts that expect torchrun
     assert variables(find_place(PLACEMENT, 5), threads=3) == {
@@ -55,8 +55,8 @@ def test_every_rank_finds_its_own_entry() -> None:
 
 @pytest.mark.parametrize(
     ("quota", "threads", "said"),
-    [(None, 4, ""), (8.0, 4, ""), (5.0, 2, "the CPU quota is 5 CPUs, 2 for each of 2 ranks"),
-     (0.5, 1, "the CPU quota is 0.5 CPUs")],
+    [(None, 4, ""), (8.0, 4, ""), (5.0, 2, "the CPU quota of 5 CPUs allows 2 for each of 2 ranks"),
+     (0.5, 1, "the CPU quota of 0.5 CPUs")],
 )  # fmt: skip
 def test_a_pod_with_less_than_was_planned_has_fewer_threads(
     quota: float | None, threads: int, said: str, monkeypatch: pytest.MonkeyPatch
@@ -91,7 +91,7 @@ def kernel(answers: dict[int, int], seen: list[tuple[int, list[int]]]) -> Callab
         ({MPOL_PREFERRED_MANY: -errno.EINVAL, MPOL_PREFERRED: 0}, "",
          [(MPOL_PREFERRED_MANY, [8, 65]), (MPOL_PREFERRED, [8])]),
         ({MPOL_PREFERRED_MANY: -errno.EPERM},
-         "NUMA node 8, 65: Operation not permitted; a container needs CAP_SYS_NICE",
+         "NUMA nodes 8, 65 as the preferred memory nodes: Operation not permitted; a container",
          [(MPOL_PREFERRED_MANY, [8, 65])]),
         ({MPOL_PREFERRED_MANY: -errno.EINVAL, MPOL_PREFERRED: -errno.EINVAL}, "Invalid argument",
          [(MPOL_PREFERRED_MANY, [8, 65]), (MPOL_PREFERRED, [8])]),
@@ -142,7 +142,7 @@ def test_the_program_runs_on_the_cores_of_the_plan() -> None:
     assert done.returncode == 0, done.stderr
     affinity, memory, environment = json.loads(done.stdout)
     assert affinity == [last]
-    assert memory in ([0], None) or "cannot prefer the memory" in done.stderr
+    assert memory in ([0], None) or "as the preferred memory node" in done.stderr
     assert environment["OMP_NUM_THREADS"] == environment["KMP_BLOCKTIME"] == "1"
     assert environment["RANK"] == "0"
     assert bind.PLACEMENT_VARIABLE not in environment
@@ -158,7 +158,7 @@ def test_a_rank_takes_the_variables_of_the_file(tmp_path: Path) -> None:
     file.write_text("s3cret")
     done = start(ranks, *SHOW, FTCLUSTER_SECRET_ENV=str(file))
     assert (done.returncode, "s3cret" in done.stdout + done.stderr) == (1, False)
-    assert "the file of --env, cannot be read" in done.stdout
+    assert "the file with the variables of --env, cannot be read" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,9 @@ def test_cores_that_are_not_allowed_are_said_in_one_line_and_survived() -> None:
     assert environment["OMP_NUM_THREADS"] == "1"  # no more than the cores that exist
     [line] = done.stderr.splitlines()
     assert line.startswith("ftcluster: rank 0 on ")
-    assert line.endswith(f"CPUs 900-903 of the plan are not allowed here; it runs on {allowed[0]}")
+    assert line.endswith(
+        f"the planned CPUs 900-903 are not allowed here, so the rank runs on CPUs {allowed[0]}"
+    )
     done = start([{"cpus": "900", "threads": 64, "memory": []}], *SHOW)
     affinity, _, environment = json.loads(done.stdout)
     assert affinity == allowed

@@ -165,14 +165,14 @@ def test_its_own_packages_come_behind_those_of_the_stack(tmp_path: Path) -> None
     assert (look.returncode, look.stdout) == (0, "\n")
     gone = start(tmp_path, FTCLUSTER_LAYER=str(tmp_path / "none"))
     assert gone.returncode == 1
-    assert "none, the folder of the script's packages, is gone" in gone.stdout
+    assert "none, the folder with the script's packages, no longer exists" in gone.stdout
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     write_job(tmp_path, start=tmp_path / "none")
     done = start(tmp_path)
     assert done.returncode == 1
-    assert "cannot be entered: No such file or directory" in done.stdout
+    assert "the script's folder: No such file or directory" in done.stdout
     assert done.stdout.startswith("FTCLUSTER-ERROR ")
 
 
@@ -180,8 +180,11 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     ("program", "words"),
     [
         (["/no/such/script.py"], "/no/such/script.py does not exist"),
-        (["-m", "no_such_module"], "there is no module no_such_module"),
-        (["-m", "no_such.module"], "there is no module no_such.module: No module named 'no_such'"),
+        (["-m", "no_such_module"], "module no_such_module does not exist"),
+        (
+            ["-m", "no_such.module"],
+            "module no_such.module cannot be found: No module named 'no_such'",
+        ),
         (["-m", "json.tool"], ""),
         ([__file__, "x"], ""),
     ],

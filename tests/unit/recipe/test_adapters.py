@@ -36,7 +36,7 @@ def test_every_task_trains_adapters(spec: AnyTask) -> None:
         (["use_dora=true"], "use_dora is for adapters, whose rank is lora_r: 16"),
         (["lora_r=4", "lora_target_modules=[all-linear, query]"], "name it alone"),
         (["lora_r=4", "lora_modules_to_save=[classifier]"], "remove it"),
-        (["lora_r=4", "load_in_4bit=true"], "'load_in_4bit' is a field of"),
+        (["lora_r=4", "load_in_4bit=true"], "'load_in_4bit' is a field only of"),
     ],
 )
 def test_fields_that_contradict(overrides: list[str], problem: str) -> None:

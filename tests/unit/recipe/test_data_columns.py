@@ -100,8 +100,8 @@ def test_an_encoding_that_was_found_is_told(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     for encoding, said in (
         ("utf-8", ()),
-        ("cp1252", ("train.csv is not UTF-8 and is read as Windows-1252",)),
-        ("utf-16", ("train.csv is not UTF-8 and is read as UTF-16",)),
+        ("cp1252", ("train.csv is not encoded in UTF-8, so it is read as Windows-1252",)),
+        ("utf-16", ("train.csv is not encoded in UTF-8, so it is read as UTF-16",)),
     ):
         path.write_text(text, encoding=encoding)
         assert file_notes(load_recipe("classify", [f"data={tmp_path}"])) == said
@@ -110,7 +110,7 @@ def test_an_encoding_that_was_found_is_told(tmp_path: Path) -> None:
 def test_texts_that_are_left_out_are_named(tmp_path: Path) -> None:
     for name in ("train.txt", "wiki.test.txt", "validation.txt"):
         (tmp_path / name).write_text("a text")
-    said = ("not read, because of their names: wiki.test.txt",)
+    said = ("files skipped because of their names: wiki.test.txt",)
     assert file_notes(load_recipe("mlm", [f"data={tmp_path}"])) == said
     (tmp_path / "wiki.test.txt").unlink()
     assert file_notes(load_recipe("mlm", [f"data={tmp_path}"])) == ()

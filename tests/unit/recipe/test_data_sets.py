@@ -59,12 +59,12 @@ def test_a_list_of_one_data_set_is_this_data_set() -> None:
         ("{path: a.csv, max_length: 8}", "unknown key 'max_length'"),
         ("{path: a.csv, weight: 0}", "'weight' must be a number greater than 0, got 0"),
         ("{path: a.csv, weight: yes}", "'weight' must be a number greater than 0, got True"),
-        ("{path: a.csv, label_column: [1]}", "'label_column' must be a text"),
-        ("{path: a.csv, name: b}", "each entry needs its own name; used several times: b"),
-        ("{path: a.csv, name: a/b}", "'name' is a text of letters, digits, _ and -"),
-        ("{weight: 3}", "an entry of data is a path, or a mapping"),
-        ("-rf", "begins like an option"),
-        ("5", "an entry of data is a path, or a mapping such as {path: a.csv, weight: 2}, got 5"),
+        ("{path: a.csv, label_column: [1]}", "'label_column' must be a string"),
+        ("{path: a.csv, name: b}", "each entry needs its own name, but several entries use b"),
+        ("{path: a.csv, name: a/b}", "'name' may contain only letters, digits, _ and -"),
+        ("{weight: 3}", "data, entry 2 must be a path, or a mapping"),
+        ("-rf", "begins with -, like an option"),
+        ("5", "entry 2 must be a path, or a mapping such as {path: a.csv, weight: 2}, got 5"),
     ],
 )
 def test_an_entry_that_is_wrong_is_named_with_its_line(entry: str, problem: str) -> None:
@@ -78,7 +78,7 @@ def test_an_entry_that_is_wrong_is_named_with_its_line(entry: str, problem: str)
 
 
 def test_weights_contradict_equal_shares_and_losses_their_fields() -> None:
-    with pytest.raises(RecipeError, match="equal contradicts the weight of sts"):
+    with pytest.raises(RecipeError, match="equal contradicts the weight of data set sts"):
         parse_recipe(f"{TWO}data_mixing: equal\n", "two.yml")
     with pytest.raises(RecipeError, match="data set pairs: symmetric: it is only for loss=ranking"):
         parse_recipe(TWO.replace("loss: ranking", "loss: cosine\n    symmetric: true"), "two.yml")

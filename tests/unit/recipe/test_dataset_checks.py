@@ -109,7 +109,7 @@ def test_columns_that_divide_the_rows(tmp_path: Path) -> None:
     write(tmp_path, train=rows, test=[{**PAIR, "label": -1, "writer": "b"}])
     groups = replace(MRPC, group_column="writer")
     found = problems_of(tmp_path, groups)
-    assert "train.jsonl:2: writer is empty, so the row cannot be assigned to a set of rows" in found
+    assert "train.jsonl:2: column writer is empty, so the row cannot be assigned to a" in found
     assert "train.jsonl:3: " in found
     assert "test.jsonl" not in found
     found = problems_of(tmp_path, replace(MRPC, stratify_column="author"))
@@ -118,7 +118,7 @@ def test_columns_that_divide_the_rows(tmp_path: Path) -> None:
     assert "stratify_column=NAME" in found
     folds = replace(groups, folds=3, fold=1)
     write(tmp_path, train=[{**PAIR, "writer": n, "label": n} for n in (0, 1)], validation=[PAIR])
-    assert "validation.jsonl: folds of the training rows are the" in problems_of(tmp_path, folds)
+    assert "validation.jsonl: with folds, the validation sets" in problems_of(tmp_path, folds)
     assert "test.jsonl:1: label is -1" in problems_of(tmp_path, replace(groups, test_split_rows=1))
 
 
@@ -299,12 +299,12 @@ def test_what_is_evaluated_and_predicted(tmp_path: Path) -> None:
     write(tmp_path, train=[PAIR], test=[{"sentence1": "a", "sentence2": "b"}])
     check_data(tmp_path / "test.jsonl", MRPC, "predict")
     check_data(tmp_path / "train.jsonl", MRPC, "evaluate")
-    with pytest.raises(InputError, match="has no file for validation; it has"):
+    with pytest.raises(InputError, match="has no file for validation, only for"):
         check_data(tmp_path, MRPC, "evaluate")
     check_data(tmp_path, MRPC, "predict")
     check_data(tmp_path, MRPC)  # the test set needs no labels
     (tmp_path / "test.jsonl").rename(tmp_path / "validation.jsonl")
-    with pytest.raises(InputError, match="has no file for test; it has train, validation"):
+    with pytest.raises(InputError, match="has no file for test, only for train, validation"):
         check_data(tmp_path, MRPC, "predict")
 
 

@@ -38,9 +38,9 @@ def test_a_model_folder_has_configuration_weights_and_tokenizer(tmp_path: Path, 
     check_model_folder(tmp_path, MRPC)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     check_model_folder(tmp_path, MRPC)
-    assert "reads a text in both directions" in problems("clm")
+    assert "reads text in both directions" in problems("clm")
     check_model_folder(tmp_path, load_recipe("clm", ["config_overrides.is_decoder=true"]))
-    assert "it cannot generate text" in problems("seq2seq")
+    assert "which is an encoder and cannot generate text" in problems("seq2seq")
     # as for Qwen's models whose names end with -FP8
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
     assert "are already quantized (fp8)" in problems()

@@ -95,11 +95,11 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         modules_with("sentence_transformers.models.Transformer", "/tmp"), "the path '/tmp'",
     ),
     "modules that are none": ({"modules.json": [1]}, "modules.json is not as sentence-tran"),
-    "Python": ({"evil.py": ""}, "a training does not write: evil.py"),
+    "Python": ({"evil.py": ""}, "training does not write: evil.py"),
     "Python in a folder": ({"custom_generate/generate.py": ""}, "custom_generate/generate.py"),
     "compiled Python": ({"__pycache__/evil.cpython-311.pyc": b""}, "evil.cpython-311.pyc"),
     "a library": ({"evil.so": b""}, "evil.so"),
-    "a script": ({"setup": "#!/bin/sh"}, "a training does not write: setup"),
+    "a script": ({"setup": "#!/bin/sh"}, "training does not write: setup"),
     "a pickle": ({"pytorch_model.bin": pickle.dumps(Evil())}, "pytorch_model.bin"),
     "a pickle of adapters": ({"adapter_model.bin": pickle.dumps(Evil())}, "adapter_model.bin"),
     "an index of pickles": (
@@ -109,19 +109,19 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         {"model.safetensors.index.json": {"weight_map": {"a": "../x.safetensors"}}}, "../x.safe",
     ),
     "a class of the folder": (
-        {"config.json": {"auto_map": {"AutoModel": "evil.Model"}}}, "config.json has auto_map",
+        {"config.json": {"auto_map": {"AutoModel": "evil.Model"}}}, "config.json sets auto_map",
     ),
     "a class of the Hub": (
-        {"config.json": {"auto_map": {"AutoModel": "evil/model--evil.Model"}}}, "has auto_map",
+        {"config.json": {"auto_map": {"AutoModel": "evil/model--evil.Model"}}}, "sets auto_map",
     ),
     "a class of a part": (
-        {"config.json": {"detector_config": {"trust_remote_code": True}}}, "has trust_remote_code",
+        {"config.json": {"detector_config": {"trust_remote_code": True}}}, "sets trust_remote_code",
     ),
     "a tokenizer": (
         {"tokenizer_config.json": {"auto_map": {"AutoTokenizer": [None, "evil.T"]}}},
-        "tokenizer_config.json has auto_map",
+        "tokenizer_config.json sets auto_map",
     ),
-    "a pipeline": ({"config.json": {"custom_pipelines": {"x": {}}}}, "has custom_pipelines"),
+    "a pipeline": ({"config.json": {"custom_pipelines": {"x": {}}}}, "sets custom_pipelines"),
     "a kernel of the Hub": (
         {"config.json": {"attn_implementation": "evil/kernel"}}, "attn_implementation='evil/kern",
     ),
@@ -138,7 +138,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "arguments": (
         {"sentence_bert_config.json": {"max_seq_length": 9, "model_args": {"gguf_file": "x"}}},
-        "sentence_bert_config.json has model_args",
+        "sentence_bert_config.json sets model_args",
     ),
     "settings that are none": ({"generation_config.json": "{"}, "is not JSON"),
     "settings of another form": ({"generation_config.json": []}, "is not a JSON object"),
@@ -157,7 +157,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         {"adapter_config.json": {
             "base_model_name_or_path": "a/b", "megatron_config": {}, "megatron_core": "evil",
         }},
-        "has settings that a training does not write: megatron_core",
+        "contains settings that ftcluster's training does not write: megatron_core",
     ),
     "adapters of another kind": (
         {"adapter_config.json": {"base_model_name_or_path": "a/b", "peft_type": "MISS"}},
@@ -167,7 +167,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         {"adapter_config.json": {
             "base_model_name_or_path": "a/b", "auto_mapping": {"parent_library": "evil"},
         }},
-        "adapter_config.json has auto_mapping",
+        "adapter_config.json sets auto_mapping",
     ),
     "a name that a terminal obeys": ({"\x1b[2J.py": ""}, r"\x1b[2J.py"),
 }  # fmt: skip
@@ -200,7 +200,7 @@ def test_the_model_of_adapters_is_checked_too(tmp_path: Path) -> None:
     assert code_problems(folder) == []
     write(base, {"evil.py": ""})
     [problem] = code_problems(folder)
-    assert problem == f"{base}: files that a training does not write: evil.py"
+    assert problem == f"{base}: files that ftcluster's training does not write: evil.py"
     write(base, {"adapter_config.json": {"base_model_name_or_path": str(folder)}})
     assert "which is itself an adapter" in code_problems(folder)[0]
 
@@ -212,12 +212,12 @@ def test_links_and_pipes_are_no_files_of_a_model(model: Path, tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(model / "door"))
         said = "\n".join(code_problems(model))
-    assert "files that a training does not write: 2_Other, door" in said
+    assert "files that ftcluster's training does not write: 2_Other, door" in said
     assert "is a pipe or a device" in said
 
 
 def test_code_is_trusted_by_nobody_who_uses_load(model: Path) -> None:
-    with pytest.raises(ftcluster.FtclusterError, match="runs no code of a model's folder"):
+    with pytest.raises(ftcluster.FtclusterError, match="never runs code from a model's folder"):
         ftcluster.load(model, trust_remote_code=True)
 
 
@@ -226,5 +226,6 @@ def test_fetch_names_what_may_be_code(model: Path) -> None:
     result = _fetched_model({"run": "r"}, write(model, {"evil.py": "", "\x1b[2J": ""}))
     assert result.document() == {"run": "r", "unknown_files": ["\x1b[2J", "evil.py"]}
     assert result.lines()[1].startswith(
-        r"note: the model has files that a training does not write: \x1b[2J, evil.py. "
+        "note: the model contains files that ftcluster's training does not write: "
+        r"\x1b[2J, evil.py. "
     )

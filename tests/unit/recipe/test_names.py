@@ -72,7 +72,7 @@ def test_what_is_not_understood_is_answered(said: Said) -> None:
 
 def test_epochs_are_not_ignored_where_a_recipe_has_a_number_of_steps() -> None:
     steps = MINIMAL + "  max_steps: 9\n"
-    with pytest.raises(RecipeError, match=r"the recipe's max_steps \(9\) overrides epochs; add"):
+    with pytest.raises(RecipeError, match=r"max_steps \(9\), which overrides epochs; add"):
         recipe_of("num_train_epochs=2", text=steps)
     assert recipe_of("num_train_epochs=2", "max_steps=-1", text=steps).training.max_steps == -1
 

@@ -93,7 +93,7 @@ def test_a_file_is_not_blamed_for_what_was_typed() -> None:
             "label_column=",
             "remove label_column, and 'label_column=\"\"'",
         ),
-        ("embed", "query_prompt=", "query_prompt=null sets it to nothing, and 'query_prompt=\"\"'"),
+        ("embed", "query_prompt=", "query_prompt=null unsets it, and 'query_prompt=\"\"'"),
         ("embed", "matryoshka_dims=", "remove matryoshka_dims"),
     ],
 )

@@ -91,9 +91,9 @@ def test_what_is_wrong_with_it_is_reported_with_its_place() -> None:
         "most_words=90": "'most_words=90': a text has no more words than tokens",
         "most_words=0": "'most_words=0': 'most_words' must be at least 1, got 0",
         "merge_adapters=true": "merge_adapters is for adapters, whose rank is lora_r: 16",
-        "training.metric_for_best_model=f1": "not a metric of this task: loss, mean_error",
-        "doc_stride=3": "'doc_stride' is a field of question-answering, token-classification",
-        "teacher=m": "and other tasks have none: teacher=DIR",
+        "training.metric_for_best_model=f1": "of this task; its metrics: loss, mean_error",
+        "doc_stride=3": "'doc_stride' is a field only of other tasks: question-answering, token-cl",
+        "teacher=m": "need a teacher (teacher=DIR, or a name on the Hub)",
         "task=word-counts": "few-shot-classification, word-count, got 'word-counts'",
     }.items():
         with pytest.raises(RecipeError) as caught:
@@ -114,7 +114,7 @@ def test_its_data_are_checked_and_counted(tmp_path: Path) -> None:
     path.write_text('{"body": "a"}\n{"body": 3}\n')
     with pytest.raises(InputError) as caught:
         check_data(tmp_path, recipe)
-    assert "train.jsonl:2: body is 3, not a text" in str(caught.value)
+    assert "train.jsonl:2: column body must be a string, got 3" in str(caught.value)
     assert caught.value.hint == "each row has body"
 
 

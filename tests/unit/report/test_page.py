@@ -62,8 +62,8 @@ def test_a_page_of_one_run(one: str) -> None:
     for said in (
         "local rank 0: CPUs 0-3, 4 threads, memory of NUMA node 0",
         "A step takes 120 ms: 75 % compute, 17 % communication, 8.3 % input, 0 % waiting.",
-        "It reaches 50 % of the matmul peak",
-        "No host costs more than the others",
+        "Training reaches 50 % of the matmul peak",
+        "No host slows down training by more than 1 % of a step",
         "3 hosts: up to 720.0 samples/s with the same batch",
         "1 of 3 after 0.3 min rank 1 on node1: killed &amp; &lt;gone&gt;",
         "ftcluster train mrpc",
@@ -94,9 +94,9 @@ def test_several_runs_side_by_side() -> None:
     assert "cost of an epoch 0.048 USD 0.096 USD 0.27 USD" in text
     assert "mrpc 1abc mrpc 2abc mrpc 4abc state done done done" in text
     assert "hosts node1 node1-node2 node1-node4" in text
-    assert "mrpc 4abc: node2 costs most" in text
+    assert "mrpc 4abc: node2 is the slowest host" in text
     assert "mrpc 1abc, 2 hosts: up to" in text
-    assert "What the network between hosts costs is not in it" in text
+    assert "This prediction excludes the cost of communication between hosts" in text
     assert pictures(page)[-2:] == ["Scaling of mrpc", "bench scaling, mrpc"]
     marks = re.findall(r"<title>([^<]+)</title>", page.rpartition("<svg")[2])
     assert set(marks) == {  # marks of the faster mode
@@ -167,7 +167,7 @@ def test_how_well_each_class_is_predicted() -> None:
     text = text_of(page)
     assert "Results by class validation, 4 rows" in text
     assert "&lt;b&gt;bad&lt;/b&gt; 1.000 0.500 0.667 2" in text
-    assert "NEVER PREDICTED: never" in text
+    assert "NEVER PREDICTED, although the data contains examples: never" in text
     assert "<b>bad</b>" not in page
 
 

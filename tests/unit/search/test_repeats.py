@@ -70,7 +70,7 @@ def test_the_best_mean_wins_not_the_luckiest_run() -> None:
     assert first["mean"] == pytest.approx(0.85)
     assert math.isclose(second["deviation"], statistics.stdev(lucky))
     text = "\n".join(result.lines())
-    assert "learning_rate=1e-5 may be chance" in text
+    assert "learning_rate=1e-5 may be due to chance" in text
     assert "0.85" in text
 
 

@@ -328,7 +328,7 @@ def test_root_reads_nothing_in_the_accounts_folder(
         if name == "launch.json":  # this is known to be a regular file
             assert supervisor_module.start(run_dir, account.pw_name) != 0
         else:
-            with pytest.raises(TrainError, match="cannot read the run's files"):
+            with pytest.raises(TrainError, match="reading the run's files as"):
                 supervisor_module.start(run_dir, account.pw_name)
         with pytest.raises(ChildProcessError):  # no child process remains
             os.waitpid(-1, os.WNOHANG)

@@ -173,7 +173,8 @@ def test_a_failed_notification_is_a_notice_and_the_run_is_done(run_dir: Path, se
     wait_for(lambda: len(notices(run_dir)) == 2)
     assert notices(run_dir) == [
         "--notify: the notification that the run is done has failed: exit code 7: no mail server",
-        "--webhook: the notification that the run is done has failed: the server's status is 302",
+        "--webhook: the notification that the run is done has failed: the server responded with "
+        "HTTP status 302",
     ]
     assert len(server.bodies) == 1  # a redirect is not followed
     assert [event["state"] for event in events(run_dir) if event["event"] == "end"] == ["done"]
@@ -201,10 +202,10 @@ def test_a_slow_command_delays_neither_the_end_nor_stop(run_dir: Path) -> None:
 def test_a_command_has_a_time_limit_and_a_server_too(server: Any) -> None:
     began = time.monotonic()
     problem = delivery.run_command(["sh", "-c", "sleep 60 & wait"], {}, 0.2)
-    assert problem == "it has not ended within 0.2 s"
+    assert problem == "it did not end within 0.2 s"
     server.delay = 5.0
     problem = delivery.post(server.url, {"text": ""}, 0.2)
-    assert problem == "the server does not answer: TimeoutError"
+    assert problem == "the server did not respond: TimeoutError"
     assert time.monotonic() - began < 4
 
 

@@ -141,6 +141,6 @@ def test_ports_that_another_user_holds_are_left_out_or_named() -> None:
     one_left, none_left, no_mpi = json.loads(done.stdout)
     assert one_left == str(RENDEZVOUS_PORTS[-1])
     assert "from 29550 to 29599 is free" in none_left
-    assert "users listen at 50: nobody" in none_left
+    assert "user listens on: 50: nobody" in none_left
     assert "from 29600 to 29799 is free" in no_mpi
-    assert "users listen at 200: nobody, and mpirun needs one" in no_mpi
+    assert "user listens on: 200: nobody), but mpirun needs one" in no_mpi

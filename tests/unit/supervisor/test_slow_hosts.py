@@ -83,8 +83,8 @@ def test_what_is_seen_on_the_host_explains_it() -> None:
         "2600", "throttled", "20%", "5 MB/s from swap",
     ):  # fmt: skip
         assert part in text
-    assert "ftcluster sees no cause on this host" in message_of(found, IDLE, [IDLE])
-    assert "ftcluster sees no cause on this host" in message_of(found, {}, [])
+    assert "no cause was found on it" in message_of(found, IDLE, [IDLE])
+    assert "no cause was found on it" in message_of(found, {}, [])
     assert "others wait" not in message_of(found, IDLE, [])
 
 

@@ -130,7 +130,7 @@ def test_what_a_process_becomes_or_leaves_behind_holds_it_too(stack: Path) -> No
 def test_who_locks_a_stack_without_being_a_run_is_named_by_process_and_user(stack: Path) -> None:
     user = pwd.getpwuid(os.geteuid()).pw_name
     with run_on(stack, variable="OTHER") as process:
-        named = f"^process {process.pid} of {user} has a lock on the stack native-1 here"
+        named = f"^process {process.pid} of {user} holds a lock on the stack native-1 here"
         with pytest.raises(InUse, match=named), without_runs(stack):
             pass
     # a run is also recognized by its folder
@@ -143,10 +143,13 @@ def test_a_rank_waits_for_a_setup_and_gives_up_by_the_stacks_name(
 ) -> None:
     monkeypatch.setattr(stack_lock, "WAIT_SECONDS", 0.3)
     began = time.monotonic()
-    with without_runs(stack), pytest.raises(TrainError, match="a setup is changing the stack"):
+    with (
+        without_runs(stack),
+        pytest.raises(TrainError, match="ftcluster setup is changing the stack"),
+    ):
         hold_stack(stack)
     assert time.monotonic() - began > 0.3
-    with pytest.raises(TrainError, match="native-2 is gone from") as caught:
+    with pytest.raises(TrainError, match="native-2 no longer exists on") as caught:
         hold_stack(stack.with_name("native-2"))
     assert caught.value.hint == "run ftcluster setup"
 
@@ -158,7 +161,7 @@ def test_a_stack_that_was_removed_while_a_rank_waited_is_gone(
         stack.rename(stack.with_name("removed"))
 
     monkeypatch.setattr(fcntl, "flock", as_it_is_removed)
-    with pytest.raises(TrainError, match="native-1 is gone from"):
+    with pytest.raises(TrainError, match="native-1 no longer exists on"):
         hold_stack(stack)
 
 
@@ -252,7 +255,7 @@ def test_a_setup_without_a_host_that_a_run_uses_is_refused(
     with run_on(stack):
         for check in (True, False):
             refused = ask(without, check)["msg"]
-            problem = f"run {RUN} uses node2, node3, which the inventory does not have"
+            problem = f"run {RUN} uses node2, node3, missing from the inventory"
             assert refused.startswith(problem)
             assert f"ftcluster stop {RUN}" in refused
         assert not (tmp_path / ".setup").exists()

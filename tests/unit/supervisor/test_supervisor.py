@@ -441,7 +441,7 @@ def test_a_command_to_copy_is_one_command_whatever_others_have_written(
     (run / "launch.json").write_text(json.dumps(launch.to_dict()))
     monkeypatch.setattr(supervisor_module, "job_in_queue", lambda _: Queued(hostile, "RUNNING"))
     message = supervisor_module.slurm_elsewhere(run)
-    follow, _, stop = message.partition("follow it by ")[2].rpartition(", or stop it by ")
+    follow, _, stop = message.partition("follow it with ")[2].rpartition(", or stop it with ")
     assert shlex.split(follow) == [
         "srun", f"--jobid={hostile}", "--overlap", "--nodes=1", f"--nodelist={hostile}", "--pty",
         "ftcluster", "attach", "run-1",

@@ -138,7 +138,7 @@ def test_another_backend_than_the_planned_one_is_said(
     said = other_backends(source, words.split(), STACKS["native"], "impi")
     assert [one.startswith(where) for one in said] == [True] * bool(where)
     assert other_backends(source, words.split(), STACKS["native"], "gloo") == (
-        ["ddp_backend=impi: impi is used, and not the planned gloo"] if "impi" in words else []
+        ["ddp_backend=impi: impi is used instead of the planned gloo"] if "impi" in words else []
     )
 
 

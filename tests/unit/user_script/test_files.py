@@ -59,7 +59,7 @@ def test_links_that_leave_the_folder_are_named_all_together(folder: Path) -> Non
 
 def test_too_many_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_FILES", 2)
-    with pytest.raises(UsageError, match="has more than 2 files"):
+    with pytest.raises(UsageError, match="contains more than 2 files"):
         choose_files(folder)
 
 
@@ -70,7 +70,7 @@ def test_too_much_names_what_is_large(folder: Path) -> None:
     with pytest.raises(UsageError) as caught:
         choose_files(folder)
     assert (
-        "has 1,000 MB, too much to copy (at most 1,000 MB); largest: data 1,000 MB, conf 0 MB"
+        "contains 1,000 MB, too much to copy (at most 1,000 MB); largest: data 1,000 MB, conf 0 MB"
         in (str(caught.value))
     )
 

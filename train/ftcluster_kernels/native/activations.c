@@ -4,7 +4,7 @@ enum { GELU, TANH_GELU, SILU };
 
 typedef struct {
     int type;
-    const void *input, *factor, *grad; /* factor: multiplies the activation, or NULL; grad: NULL in the forward pass */
+    const void *input, *factor, *grad; /* factor: multiplies the activation; NULL if there is none. grad: NULL in the forward pass */
     void *output, *of_factor; /* backward pass: gradients of the input and of the factor */
     int64_t count;
 } Elements;

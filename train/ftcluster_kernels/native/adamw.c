@@ -1,13 +1,13 @@
 #include "vectors.h"
 
 /* AdamW (Loshchilov and Hutter 2019), as in torch's fused kernel. All fused multiply-adds are explicit and all
- * operations are exact roundings, so AVX2 and AVX-512 compute the same bits. */
+ * operations round correctly, so AVX2 and AVX-512 compute the same bits. */
 
-#define PIECE 1024 /* elements that a thread updates at once */
+#define PIECE 1024 /* number of elements that a thread updates at once */
 
 typedef struct {
-    float decay;                    /* factor of each weight: 1 - learning rate * weight decay */
-    float gradient_scale;           /* factor of each gradient */
+    float decay;                    /* factor for each weight: 1 - learning rate * weight decay */
+    float gradient_scale;           /* factor for each gradient */
     float beta1, new1, beta2, new2; /* new1: 1 - beta1 */
     float rate;                     /* learning rate / (1 - beta1^step) */
     float correction;               /* 1 / sqrt(1 - beta2^step) */

@@ -22,7 +22,7 @@ INLINE void cross_entropy_rows(const Losses *args, int64_t row, int64_t end, int
         vec target_score = sub(load(args->logits, target_offset, 1, type), row_max);
         args->totals[row] = total;
         args->scores[row] = first_of(target_score);
-        /* compute the exponentials again: a small cache has no room for a row of them beside the logits */
+        /* compute the exponentials again, because a small cache has no room for them beside the logits */
         vec factor_by_total = broadcast(factor / total);
         REGISTERS(i, active, 0, columns, {
             vec logit_exp = exponential(sub(load(args->logits, begin + i, active, type), row_max), type);

@@ -1,7 +1,7 @@
 /* Matrix multiplication by multiply-adds in vector registers: in fp32, and in bf16 on CPUs with AVX512-BF16, whose
  * instruction adds the products of two pairs of bf16 elements.
  *
- * The method is that of Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, 2008): a block of
+ * The method comes from Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, 2008): a block of
  * C = A B stays in registers. A is packed as slivers of a few rows, and B as slivers of a few columns; both are stored
  * along the depth. Slivers consist of 32-bit words: one element of fp32, or two elements of bf16 that are adjacent
  * along the depth.
@@ -41,7 +41,7 @@ INLINE void pack_along(const word *matrix, int64_t row_stride, int64_t rows, int
             sliver[k * sliver_width + i] = i < rows ? matrix[i * row_stride + k] : 0;
 }
 
-/* Pack one word of each column of a sliver; columns at and after index `columns` are zeros. In bf16, `next_row` has
+/* Pack one word of each column of a sliver; columns at and after index `columns` are zeros. In bf16, `next_row` contains
  * the second elements of the words; it is NULL at the end of an odd depth. */
 INLINE void pack_row(const void *row, const void *next_row, int64_t columns, int sliver_width, int type,
                      word *packed_row) {
@@ -80,7 +80,7 @@ INLINE void pack_across(const void *matrix, int64_t row_stride, int64_t columns,
                     (const char *)matrix + k * in_word(type) * row_bytes + sliver * sliver_width * size_of(type);
                 const char *next_row = type == BF16 && 2 * k + 1 == depth ? 0 : row + row_bytes;
                 word *packed_row = slivers + (sliver * depth_words + k) * sliver_width;
-                if (columns - sliver * sliver_width >= sliver_width && next_row) { /* the case of nearly all slivers */
+                if (columns - sliver * sliver_width >= sliver_width && next_row) { /* true for nearly all slivers */
                     if (type == BF16)
                         interleave_rows((const bf16 *)row, (const bf16 *)next_row, sliver_width, packed_row);
                     else

@@ -2,8 +2,8 @@
 
 #include "fma.h"
 
-/* Multiplication of large matrices: C = A B + bias. A panel of A stays in L2, and so does the part of a sliver of B
- * that the rows of the panel are multiplied by. Each free thread takes the next piece of work. The value of an element of
+/* Multiplication of large matrices: C = A B + bias. A panel of A stays in L2, together with the part of a sliver of
+ * B by which the rows of the panel are multiplied. Each free thread takes the next piece of work. The value of an element of
  * C does not depend on the thread that computes it. */
 
 #ifdef __AVX512F__
@@ -38,7 +38,7 @@
  *     BLOCK_ROWS rows
  *
  * A thread multiplies all rows of its panel by one part of a sliver of B before it continues with the next part. Until
- * the last part, the sums of the panel stay in fp32 behind the packed panel. */
+ * the last part, the sums of the panel stay in fp32 after the packed panel. */
 typedef struct {
     const void *a, *b, *bias;
     void *output;
@@ -49,8 +49,8 @@ typedef struct {
     int64_t slivers_per_panel;
     int type; /* type of A and B */
     int64_t panels, slices, thread_words; /* thread_words: words of `a_packed` per thread */
-    int64_t first_depth, words; /* the depth that is packed now: its first element, and its size in words */
-    int64_t first_column, group_columns; /* the group that is multiplied now */
+    int64_t first_depth, words; /* the part of the depth that is currently packed: first element, size in words */
+    int64_t first_column, group_columns; /* the group that is currently multiplied */
     int64_t *next_piece;
 } Product;
 
@@ -98,7 +98,7 @@ INLINE void write_block(const Product *args, const float *sums, int64_t row, int
 /* Multiply pieces of work: piece number i is slice i % slices of panel i / slices. */
 INLINE void multiply_panels(const Product *args, int thread, int type, int output_type) {
     word *a_slivers = args->a_packed + thread * args->thread_words;
-    /* `pack` transposes whole squares, so the last square ends behind its sliver: `thread_words` has room for it */
+    /* `pack` transposes whole squares, so the last square may end after its sliver: `thread_words` includes this space */
     float *sums = (float *)a_slivers + args->thread_words - args->slivers_per_panel * BLOCK_ROWS * BLOCK_COLUMNS;
     const int64_t b_slivers = ceil_div(args->group_columns, BLOCK_COLUMNS);
     for (int64_t piece, packed_panel = -1; (piece = take_next(args->next_piece)) < args->panels * args->slices;) {
@@ -116,7 +116,7 @@ INLINE void multiply_panels(const Product *args, int thread, int type, int outpu
                 const int64_t part_words = min64(PART_WORDS, args->words - first_word);
                 for (int64_t a_sliver = 0; a_sliver < panel_slivers; a_sliver++) {
                     float *block_sums = sums + a_sliver * BLOCK_ROWS * BLOCK_COLUMNS;
-                    const int prefetches = a_sliver < BLOCK_REGISTERS; /* these slivers prefetch all of the next part */
+                    const int prefetches = a_sliver < BLOCK_REGISTERS; /* these slivers together prefetch the whole next part */
                     const char *prefetched = (const char *)(b_part + part_words * BLOCK_COLUMNS) +
                                              (prefetches ? a_sliver * part_words * 64 : 0);
                     multiply_slivers(a_slivers + (a_sliver * args->words + first_word) * BLOCK_ROWS, b_part, part_words,
@@ -162,7 +162,7 @@ static int64_t thread_words_of(int64_t rows, int64_t words) {
     return ceil_div(slivers_per_panel_of(rows, words) * BLOCK_ROWS * (words + BLOCK_COLUMNS) + SQUARE, 16) * 16;
 }
 
-/* Return the number of words of `b_packed`, or with `of_a_packed` those of `a_packed` per thread. No size may be 0. */
+/* Return the number of words of `b_packed`, or with `of_a_packed` of `a_packed` per thread. No size may be 0. */
 EXPORT int64_t fma_product_space(uint64_t type, int64_t rows, int64_t depth, int64_t columns, uint64_t of_a_packed) {
     const int64_t words = words_of(type, depth);
     return of_a_packed ? thread_words_of(rows, words) : columns_of_group(columns, words) * words;

@@ -34,7 +34,7 @@ static void copy_queries(const Heads *args, Vectors x, Head h, bf16 *copies, int
     }
 }
 
-/* Return the rows of a head's queries: in `copies` if heads share keys. */
+/* Return the rows of a head's queries; they are in `copies` if heads share keys. */
 INLINE Rows place_of_queries(const Heads *args, Vectors x, Head h, bf16 *copies) {
     return shares_keys(args) ? (Rows){copies, args->size} : rows_of(args, x, h);
 }

@@ -1,5 +1,5 @@
 /* Attention, one head of one sample at a time: the scores of the head stay in L2, and queries, keys and values are read
- * in place, from the outputs of the previous layers. ../attention_heads.py has the same structures. Elements are bf16
+ * in place, from the outputs of the previous layers. ../attention_heads.py declares the same structures. Elements are bf16
  * or fp32; strides are in elements. */
 
 #include "mask.h"
@@ -14,7 +14,7 @@ typedef struct {
 typedef struct {
     Vectors query, key, value, output; /* (samples, heads, rows, `size`) */
     Vectors of_output, of_query, of_key, of_value; /* gradients of these vectors */
-    void *probabilities; /* for each sample: (heads, queries, keys) */
+    void *probabilities; /* (heads, queries, keys) for each sample */
     const void *bias;    /* rows with a term for the score of each key, or NULL */
     int64_t bias_sample, bias_head, bias_row; /* strides of the bias */
     const int64_t *lengths; /* number of keys of each sample, or NULL if all samples have `keys` */
@@ -27,7 +27,7 @@ typedef struct {
      * them see one key fewer, and so on. */
     int64_t per_key;
     int64_t causal;
-    float scale, kept; /* scale: factor of the scores; kept: factor of the output */
+    float scale, kept; /* scale: factor for the scores; kept: factor for the output */
     int64_t drops;
     Drop drop;
     char *own;         /* buffers of the threads */

@@ -20,7 +20,7 @@
 typedef struct {
     float *scores;               /* BLOCK_ROWS x keys: attention scores; backward: gradients of probabilities */
     float *sums;                 /* BLOCK_ROWS x size: elements before they are rounded to the output */
-    word *copies;                /* copied vectors of a head: if rows are no whole words, or if heads share keys */
+    word *copies;                /* copied vectors of a head, if rows are not whole words or if heads share keys */
     word *b_along_size;          /* B, depth is `size`: keys; backward: values */
     word *b_along_keys;          /* B, depth is keys: values; backward: keys */
     word *a_along_size;          /* A, depth is `size`: queries; backward: gradients of outputs */

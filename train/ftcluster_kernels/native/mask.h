@@ -1,6 +1,6 @@
 /* Dropout masks. The backward pass draws the same mask again instead of storing it. */
 
-#define PIECE 2048 /* number of a mask's elements that are drawn at once: a multiple of 4 */
+#define PIECE 2048 /* number of elements of a mask that are drawn at once: a multiple of 4 */
 #define WORDS(elements) ((elements) / 32 + 3)
 
 /* The parameters of a dropout mask; see dropout.py. */

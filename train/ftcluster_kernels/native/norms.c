@@ -3,8 +3,8 @@
 /* LayerNorm and RMSNorm for rows in fp32. */
 typedef struct {
     const float *input, *weight, *bias; /* weight and bias may be NULL */
-    const float *grad;        /* gradients of the output: */
-    const bf16 *rounded_grad; /* in fp32, in bf16 or as the sum of both; NULL if absent */
+    const float *grad;        /* gradient of the fp32 output, or NULL */
+    const bf16 *rounded_grad; /* gradient of the bf16 output, or NULL; both gradients are added */
     float *output;
     bf16 *rounded;         /* the output in bf16, or NULL */
     float *means, *scales; /* mean and scale of each row; means is NULL for RMSNorm */

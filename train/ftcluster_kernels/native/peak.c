@@ -1,9 +1,9 @@
 #include "vectors.h"
 
-/* The peak rate of a core: multiply-adds between registers, without dependencies that stall the core. bench/peak.py
- * compares this rate with the rate of matrix multiplications. */
+/* Measures the peak rate of a core: multiply-adds between registers, without dependencies that stall the core.
+ * bench/peak.py compares this rate with the rate of matrix multiplications. */
 
-enum { FP32_SUMS, BF16_PAIRS, TILES }; /* bench/peak.py has the same numbers */
+enum { FP32_SUMS, BF16_PAIRS, TILES }; /* bench/peak.py uses the same numbers */
 
 typedef struct {
     uint64_t kind;

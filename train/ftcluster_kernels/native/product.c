@@ -1,14 +1,14 @@
 #include "vectors.h"
 
-/* C = A B + bias: the output of a linear layer, and the gradient of the layer's input. oneDNN is as fast while no other
- * program uses its cores, but it divides the work among its threads in advance. */
+/* C = A B + bias: the output of a linear layer, and the gradient of the layer's input. oneDNN is equally fast
+ * if no other program uses its cores, but it divides the work among its threads in advance. */
 
 #ifdef WITH_AMX
 
 #include "tiles.h"
 
-#define PANEL_BYTES (768 << 10) /* bytes of A that stay in L2, beside other data */
-#define STRIPE_TILES 2          /* columns of tiles that come into L2 at once */
+#define PANEL_BYTES (768 << 10) /* bytes of A that stay in L2, together with other data */
+#define STRIPE_TILES 2          /* columns of tiles that are loaded into L2 at once */
 #define PACKED_TILES 8          /* columns of tiles that a thread packs at once */
 #define GROUP_BYTES (16 << 20)  /* bytes of B that are packed at once: the head of a language model can have 1 GB */
 
@@ -45,7 +45,7 @@ typedef struct {
     float scale;
     bf16 *b_packed, *a_packed; /* a_packed: for each thread, a panel */
     int64_t panel_tiles, panels, slices;
-    int64_t first_column, group_columns; /* the group that is multiplied now */
+    int64_t first_column, group_columns; /* the group that is currently multiplied */
     int64_t *next_piece;
 } Product;
 
@@ -62,7 +62,7 @@ static void pack_columns(const bf16 *matrix, int64_t depth, int64_t columns, int
                    packed_tiles + depth_tile * TILE);
 }
 
-/* Pack pieces of PACKED_TILES columns of tiles of `b` and `up`; the last piece is `down`, packed behind them. */
+/* Pack pieces of PACKED_TILES columns of tiles of `b` and `up`; the last piece is `down`, which is packed after them. */
 static void pack_b(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *args = pointer;
     for (int64_t offset;
@@ -82,7 +82,7 @@ static void pack_b(const void *pointer, int64_t begin, int64_t end, int thread) 
     }
 }
 
-/* Compute down_output for a packed panel and pack it beside the panel; with `writes`, store it, too. */
+/* Compute down_output for a packed panel and pack it beside the panel; with `writes`, also store it. */
 AMX INLINE void multiply_down(const Product *args, Blocks *blocks, bf16 *a_tiles, int64_t row, int64_t rows,
                               int writes) {
     const bf16 *down_tiles = args->b_packed + args->group_columns * total_depth(args);

@@ -8,7 +8,7 @@ typedef struct {
     void *output;
     const float *cosines, *sines; /* cosines and sines of each position */
     int64_t positions, heads, half;
-    int is_backward; /* multiply by the transposed matrix, for gradients */
+    int is_backward; /* 1 to multiply by the transposed matrix, for gradients */
 } Rotation;
 
 INLINE void rotate_tokens(const Rotation *args, int64_t token, int64_t end, int thread, int type) {

@@ -10,7 +10,7 @@ typedef struct {
         values; /* scores, replaced by probabilities; backward: gradients of the probabilities after dropout, replaced by
                      gradients of the scores */
     void *others; /* probabilities after dropout; backward: probabilities */
-    int64_t columns, queries, per_key; /* per_key: consecutive queries that see the same keys; 0 if not causal */
+    int64_t columns, queries, per_key; /* per_key: number of consecutive queries that see the same keys; 0 if not causal */
     Drop drop;
     int drops;
 } Rows;

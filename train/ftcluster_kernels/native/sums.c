@@ -5,7 +5,7 @@
 typedef struct {
     int type;
     const void *rows;
-    float *sums; /* for each thread, a sum per column */
+    float *sums; /* for each thread, a sum for each column */
     int64_t columns;
 } ColumnSums;
 

@@ -1,6 +1,6 @@
 #include "vectors.h"
 
-/* The number of parts that the second half of a loop is divided into; each free thread takes the next part. With more
+/* The number of parts into which the second half of a loop is divided; each free thread takes the next part. With more
  * parts, threads would contend for the counter. */
 #define REST_PARTS(threads) (2 * (threads) + 12)
 

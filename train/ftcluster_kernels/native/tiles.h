@@ -15,11 +15,11 @@
  * A block loads five tiles from L2 for six tile multiplications, see `multiply_tiles`. A block of 32 x 32 elements would
  * load four tiles for four multiplications, and L2 would be the limit. Meanwhile the previous block is written.
  *
- * Threads take the next piece of work when they have finished one. With equal shares, all would wait for the slowest
- * thread, for instance if another virtual machine uses half of its core. An element of C does not depend on the thread
- * that computes it. */
+ * A thread that has finished a piece of work takes the next piece. With equal shares, all threads would wait for the
+ * slowest thread, for example if another virtual machine uses half of its core. The value of an element of C does not
+ * depend on the thread that computes it. */
 
-#define TILE 512      /* elements of a tile of bf16: 16 rows of 32 */
+#define TILE 512      /* elements of a bf16 tile: 16 rows of 32 elements */
 #define BLOCK_TILES 3 /* tiles of a block from top to bottom */
 #define AMX __attribute__((target("amx-tile,amx-bf16")))
 
@@ -49,7 +49,7 @@ INLINE void pair_rows(const bf16 *matrix, int64_t row_stride, int64_t rows, __m5
 /* Pack a matrix whose rows lie along the depth: A, or the transposed B.
  *
  * Each tile has 16 rows and 32 columns of the matrix; rows from `rows` on are zeros. The tile of a row and a column of
- * tiles becomes number tile_row * tiles_per_row + tile_column. With `transposed` the tiles are those of B: the pairs of
+ * tiles becomes number tile_row * tiles_per_row + tile_column. With `transposed`, the result is tiles of B: the pairs of
  * elements of a row become a column. `row_stride`: elements from one row to the next. */
 INLINE void pack_rows(const bf16 *matrix, int64_t row_stride, int64_t rows, int64_t tile_rows, int64_t tile_columns,
                       int64_t tiles_per_row, int transposed, bf16 *packed_tiles) {
@@ -67,7 +67,7 @@ INLINE void pack_rows(const bf16 *matrix, int64_t row_stride, int64_t rows, int6
 /* Pack up to 32 rows of a matrix whose columns lie along the depth: B, or the transposed A.
  *
  * Each tile has 16 columns of the matrix, with pairs of rows interleaved; rows from `rows` on are zeros. With
- * `transposed` the tiles are those of A. `tile_stride`: tiles from one packed tile to the next. */
+ * `transposed`, the result is tiles of A. `tile_stride`: tiles from one packed tile to the next. */
 INLINE void pack_pairs(const bf16 *matrix, int64_t row_stride, int64_t rows, int64_t tile_columns, int64_t tile_stride,
                        int transposed, bf16 *packed_tiles) {
     for (int64_t tile_column = 0; tile_column < tile_columns; tile_column++) {
@@ -90,7 +90,7 @@ typedef struct {
     const float *sums; /* 48 x 32 */
     const bf16 *bias;  /* bias of the block's 32 columns, or NULL */
     void *target;      /* the block's first element in the output, bf16 or fp32 */
-    int64_t row_stride, rows, written; /* written: number of rows that are in the output */
+    int64_t row_stride, rows, written; /* written: number of rows that are already in the output */
 } PendingBlock;
 
 /* Write the next `count` rows of a block; the writes bypass the caches. */
@@ -142,13 +142,13 @@ AMX INLINE void zero_sums(void) {
  *                  +------+   +------+------+
  *                                16     16 columns
  *
- * Order of the loads, and of the registers of C that each pair is added to:
+ * Order of the loads, and the register of C to which the product of each pair is added:
  *
  *         register 7   b_left                        b_right
  *         register 6   a_top   a_middle   a_bottom   (stays)   a_middle   a_top
  *         register of C  0        2          4          5          3        1
  *
- * a_middle and a_top come from L1 the second time. `a_stride`: elements from a_top to a_middle. */
+ * The second time, a_middle and a_top come from L1. `a_stride`: elements from a_top to a_middle. */
 AMX INLINE void multiply_tiles(const bf16 *a_top, int64_t a_stride, const bf16 *b_left, const bf16 *b_right) {
     const bf16 *a_middle = a_top + a_stride, *a_bottom = a_middle + a_stride;
     _tile_loadd(7, b_left, 64);

@@ -1,9 +1,9 @@
-/* The types and functions that all loops of this folder share.
+/* The types and functions that all loops in this folder share.
  *
  * ../../../hatch_build.py compiles the loops into two libraries, one for CPUs with AVX-512 (F, BW, DQ, VL) and one for
  * CPUs with AVX2. ../simd.py loads one of them. The modules that call a loop describe it. Elements are bf16 or fp32 in
  * memory and fp32 in registers. Results are rounded to the nearest value, as in torch. The loops call only functions of
- * the OpenMP library that torch has loaded, so there is one pool of threads, and any C library works.
+ * the OpenMP library that torch has loaded, so they share torch's pool of threads and work with any C library.
  */
 
 #include <immintrin.h>
@@ -15,7 +15,7 @@
 typedef uint16_t bf16;
 typedef uint16_t lanes; /* a bit for each of the 16 elements of a `vec` */
 
-/* The types of elements in memory; ../simd.py has the same numbers. */
+/* The types of elements in memory; ../simd.py uses the same numbers. */
 enum { BF16, FP32 };
 
 #ifdef __AVX512F__
@@ -36,10 +36,10 @@ typedef void (*Loop)(const void *arguments, int64_t begin, int64_t end, int thre
  * some cores are slower than others. */
 void in_threads(int threads, Loop loop, const void *arguments, int64_t count);
 
-/* Give each thread an equal share of the whole, for loops with a result for each thread. */
+/* Give each thread an equal share of the whole loop, for loops that return a result for each thread. */
 void in_shares(int threads, Loop loop, const void *arguments, int64_t count);
 
-/* Define name_loop, a Loop that calls `name` with a constant type, which is compiled for each. */
+/* Define name_loop, a Loop that calls `name` with a constant type; `name` is compiled for each type. */
 #define LOOP_BY_TYPE(name, Arguments)                                                       \
     static void name##_loop(const void *pointer, int64_t begin, int64_t end, int thread) {  \
         const Arguments *arguments = pointer;                                               \

@@ -1,7 +1,7 @@
 #include "vectors.h"
 
 /* The gradient of a linear layer's weight: the transposed gradient of the output times the input. oneDNN copies the
- * transposed matrix element by element, and takes twice as long as for the layer's other matrix multiplications. These
+ * transposed matrix element by element, and takes twice as long as it does for the layer's other matmuls. These
  * loops transpose 16 x 16 pairs of elements in registers, and write the fp32 result directly to the optimizer's memory. */
 
 #ifdef WITH_AMX
@@ -109,7 +109,7 @@ AMX static void multiply_pieces(const void *pointer, int64_t begin, int64_t end,
 
 /* `inputs` is a multiple of 32, and so is `outputs`, or `rows` if the gradient is transposed. `sums`, `input_packed` and
  * `gradient_packed` start on cache lines. Bytes of `input_packed`: inputs * DEPTH_TILES * 64; of `gradient_packed` for
- * each thread: PANEL_TILES * DEPTH_TILES * TILE * 2. `adds`: add to `sums` instead of replacing it. */
+ * each thread: PANEL_TILES * DEPTH_TILES * TILE * 2. `adds`: 1 to add to `sums` instead of replacing it. */
 EXPORT void weight_gradient(const bf16 *gradient, const bf16 *input, float *sums, int64_t rows, int64_t outputs,
                             int64_t inputs, bf16 *input_packed, bf16 *gradient_packed, uint64_t adds,
                             uint64_t gradient_transposed, int threads) {

@@ -1,6 +1,6 @@
 #include "vectors.h"
 
-#define PIECE 1024 /* elements */
+#define PIECE 1024 /* number of elements that a thread converts at once */
 
 typedef struct {
     const bf16 *input;
@@ -21,7 +21,7 @@ static void widen_pieces(const void *pointer, int64_t first_piece, int64_t end_p
     _mm_sfence();
 }
 
-/* `output` starts on a cache line. The writes bypass the caches, because nothing reads the output soon. */
+/* `output` starts on a cache line. The writes bypass the caches, because nothing will read the output soon. */
 EXPORT void widen(const bf16 *input, float *output, int64_t count, int threads) {
     Widened arguments = {input, output, count};
     in_threads(threads, widen_pieces, &arguments, (count + PIECE - 1) / PIECE);

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from ftcluster_train.comm.reduce_scatter import ReduceScatter, all_gather
 
-BLOCK = 256  # int8 values that share a scale; the scales add 1.6 % of bytes
-CHUNK = 1 << 22  # elements that are sent at once
+BLOCK = 256  # number of int8 values that share a scale; the scales add 1.6 % to the bytes sent
+CHUNK = 1 << 22  # maximum number of elements that are sent at once
 
 
 def all_reduce_bf16(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
@@ -30,8 +30,8 @@ class Bf16AllReduces:
     """All-reduces that run during the backward pass; all ranks create this at the same time.
 
     An all-reduce consists of two collectives. If several all-reduces ran at once, their collectives
-    would mix in another order on each rank. So the all-reduces run one after the other, in a thread
-    and a process group that nothing else uses.
+    could be interleaved in a different order on each rank. The all-reduces therefore run one after
+    the other, in a thread and a process group that nothing else uses.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ def all_reduce_quantized(
     dtype: Literal["bf16", "int8"],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Sum a tensor over the ranks of a group; every rank gets the same sums, to the last bit.
+    """Sum a tensor over the ranks of a group; the sums are bitwise equal on every rank.
 
     Args:
-        values: fp32, shape (elements,); receives the rounded values that other ranks get.
-        total: fp32, shape (elements,); receives the sums.
+        values: fp32, shape (elements,); overwritten with the rounded values that are sent.
+        total: fp32, shape (elements,); overwritten with the sums.
     """
     for part, sums in zip(values.split(CHUNK), total.split(CHUNK), strict=True):
         _all_reduce(part, sums, dtype, group)

@@ -3,7 +3,7 @@
 gloo connects every rank with every other rank. A firewall between two hosts makes all ranks wait
 for minutes, and no message names the hosts.
 
-    python -m ftcluster_train.comm.connectivity ADDRESS PORT    try to connect
+    python -m ftcluster_train.comm.connectivity ADDRESS PORT    try to connect to the head
     python -m ftcluster_train.comm.connectivity --pairs ADDRESS    see `answer_pairs`
 """
 
@@ -21,14 +21,15 @@ WAIT_SECONDS = 60.0  # other ranks may still be importing torch from a cold disk
 PARALLEL = 32
 # starts of the two lines that `--pairs` prints: a login script may print other lines
 PORT_MARK, ERRORS_MARK = "ftcluster-port ", "ftcluster-unreached "
-PAIRS_SECONDS = 60  # `--pairs` ends after this time even if nobody closes its stdin
-BACKLOG = 4096  # strangers may connect too; net.core.somaxconn limits this
+PAIRS_SECONDS = 60  # `--pairs` ends after this time, even if its stdin stays open
+BACKLOG = 4096  # large, because strangers may connect too; net.core.somaxconn limits it
 
 
 def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[list[int]]:
     """Return for each rank the ranks that it cannot connect to; every rank gets the same result.
 
-    Each rank listens at a port that the kernel chooses, as gloo does, and connects to all others.
+    Each rank listens at a port that the kernel chooses, as gloo does, and connects to all other
+    ranks.
     """
     everyone = range(len(addresses))
     with listen(addresses[rank], 0, len(addresses)) as listener:
@@ -52,7 +53,9 @@ def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[l
 
 
 def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
-    """Return ranks that all reach each other, with rank 0; drop the ranks with most gaps first.
+    """Return ranks, including rank 0, that all reach each other.
+
+    The ranks with the most failed connections are dropped first.
 
     >>> connected_ranks([[], [2], [1], []])
     [0, 1, 3]
@@ -68,7 +71,7 @@ def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
 
 
 def unconnected_pairs(unreached: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
-    """Return the pairs of ranks that cannot connect in both directions, lower rank first."""
+    """Return the pairs of ranks with a failed connection in any direction, lower rank first."""
     return {
         (min(rank, other), max(rank, other))
         for rank, others in enumerate(unreached)
@@ -86,7 +89,7 @@ def connection_error(address: str, port: int) -> str:
 
 
 def listen(address: str, port: int, callers: int) -> socket.socket:
-    """Listen at this address, or at all addresses if the host does not have this one (NAT).
+    """Listen at `address`, or at all addresses if the host does not have that address (NAT).
 
     The kernel completes connections, so nothing needs to accept them.
     """
@@ -98,7 +101,7 @@ def listen(address: str, port: int, callers: int) -> socket.socket:
 
 
 def _read_all(store: Any, key: str, ranks: Sequence[int]) -> dict[int, str]:
-    """Return the values that ranks have stored in time, by rank; each rank has its own key."""
+    """Return the values that ranks stored in time, by rank; each rank stores under its own key."""
     keys = [f"{key}/{rank}" for rank in ranks]
     try:
         store.wait(keys, timedelta(seconds=WAIT_SECONDS))
@@ -112,8 +115,8 @@ def answer_pairs(address: str) -> None:
     """Listen at this host's address, and try to connect to the hosts that stdin names.
 
     Prints the port. Reads a line with a JSON object that maps each host's name to [address, port].
-    Tries to connect to all of them, and prints a JSON object with the error for each host that it
-    does not reach. Listens until stdin ends, because the other hosts may still be trying.
+    Tries to connect to all these hosts, and prints a JSON object with the error for each host that
+    cannot be reached. Listens until stdin ends, because other hosts may still be trying to connect.
     """
     signal.alarm(PAIRS_SECONDS)
     with listen(address, 0, BACKLOG) as listener:
@@ -134,7 +137,7 @@ def main() -> int:
     address, port = sys.argv[1], int(sys.argv[2])
     error = connection_error(address, port)
     if error:
-        print(f"no TCP connection to the head at {address}, port {port}: {error}", file=sys.stderr)
+        print(f"cannot connect to the head at {address}, port {port}: {error}", file=sys.stderr)
     return 1 if error else 0
 
 

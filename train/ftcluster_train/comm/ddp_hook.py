@@ -3,7 +3,7 @@
     from ftcluster_train.comm.collectives import bf16_hook
     model.register_comm_hook(None, bf16_hook)
 
-The hook sends half as many bytes as DDP's own all-reduce. torch's `bf16_compress_hook` sums in
+The hook sends half as many bytes as DDP's default all-reduce. torch's `bf16_compress_hook` sums in
 bf16, and does not run on CPUs.
 """
 
@@ -17,7 +17,7 @@ from ftcluster_train.comm.all_reduce import Bf16AllReduces
 
 
 def bf16_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Return the mean of a bucket's gradients over all ranks: bf16 on the wire, summed in fp32."""
+    """Return the mean of a bucket's gradients over all ranks: sent in bf16, summed in fp32."""
     gradients = bucket.buffer()
     mean: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
@@ -34,5 +34,5 @@ def bf16_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.
 
 @cache
 def _all_reduces() -> Bf16AllReduces:
-    """Return the all-reduces of this process; the first backward pass creates their group."""
+    """Return the all-reduces of this process; their group is created in the first backward pass."""
     return Bf16AllReduces()

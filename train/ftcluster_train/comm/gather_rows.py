@@ -1,4 +1,4 @@
-"""A gather of the rows of all ranks; the backward pass sums their gradients over the ranks."""
+"""Gathers the rows of all ranks; the backward pass sums the rows' gradients over the ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from ftcluster_train.comm.traffic import Traffic
 
 
 def count_rows(count: int, traffic: Traffic) -> list[int]:
-    """Return how many rows each rank has; every rank must call this."""
+    """Return the number of rows on each rank; every rank must call this."""
     counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
     traffic.add(counts.nbytes, len(counts))
     with traffic:
@@ -27,7 +27,7 @@ def gather_rows(rows: torch.Tensor, counts: Sequence[int], traffic: Traffic) -> 
 
     Args:
         rows: rows of this rank, shape (rows, width).
-        counts: number of rows of each rank.
+        counts: number of rows on each rank.
     """
     gathered: torch.Tensor = _GatherRows.apply(rows, counts, traffic)
     return gathered

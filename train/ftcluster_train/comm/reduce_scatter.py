@@ -1,15 +1,15 @@
 """The two halves of an all-reduce: a reduce-scatter that sums in fp32, and an all-gather.
 
-Each rank sends every other rank its piece of a tensor, and sums the received pieces in fp32 and in
-the order of the ranks. Values are rounded before they are sent; sums are not rounded again. This is
-also faster than gloo's own reduce-scatter, which is an all-reduce (torch 2.13) and takes three
-times as long.
+Each rank sends every other rank the piece of the tensor that the other rank sums. Each rank sums
+the pieces that it receives in fp32, in the order of the ranks. Values are rounded before they are
+sent; sums are not rounded again. gloo's own reduce-scatter is an all-reduce (torch 2.13) and takes
+three times as long.
 """
 
 import torch
 import torch.distributed as dist
 
-# torch 2.13 has renamed the function, and warns about the old name
+# torch 2.13 renamed the function, and warns if the old name is used
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -28,15 +28,15 @@ class ReduceScatter:
         self._work = dist.all_to_all_single(received, sent, group=group, async_op=True)
 
     def wait(self) -> None:
-        """Wait until this rank has the others' pieces."""
+        """Wait until this rank has received the pieces from all ranks."""
         self._work.wait()
 
     def sum(self, total: torch.Tensor, add: bool) -> None:
-        """Write or add to `total` this rank's piece, summed over the ranks; call `wait` first.
+        """Write this rank's piece, summed over the ranks, to `total`; call `wait` first.
 
         Args:
             total: shape (piece,).
-            add: True to add the sum to `total`.
+            add: True to add the sum to `total` instead of overwriting it.
         """
         first, *others = self.received.view(-1, len(total))
         if add:

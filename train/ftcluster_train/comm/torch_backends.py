@@ -3,8 +3,8 @@
 The binding contains oneCCL and an MPI library. Its env/setvars.sh sets variables that locate both.
 The supervisor therefore sources this file before mpirun starts the ranks (torch-ccl's README).
 
-This is not tested with the binding itself: the machines that ftcluster is tested on cannot reach
-the index with its wheels. The tests use a substitute.
+The tests use a substitute for the binding, because the test machines cannot reach the index with
+its wheels.
 
 Standard library only.
 """
@@ -26,8 +26,8 @@ SETVARS = Path("env/setvars.sh")
 SETVARS_SECONDS = 60
 BASH_VARIABLES = {"PWD", "OLDPWD", "SHLVL", "_"}  # bash sets these itself
 HINT = (
-    "train with the backend gloo: training.ddp_backend=gloo; or set up a stack that has "
-    "oneccl_bind_pt (for a list: ftcluster stacks)"
+    "train with the backend gloo (training.ddp_backend=gloo), or set up a stack that contains "
+    "oneccl_bind_pt; `ftcluster stacks` lists the stacks"
 )
 # The file is sourced without arguments, because setvars.sh would forward the first argument. Its
 # output goes to stderr.
@@ -38,12 +38,12 @@ def find_setvars() -> Path:
     """Return the env/setvars.sh of the binding that this Python imports.
 
     Raises:
-        TrainError: the binding is not installed, or lacks that file.
+        TrainError: the binding is not installed, or the file is missing.
     """
     spec = importlib.util.find_spec(ONECCL)
     folders = list(spec.submodule_search_locations or ()) if spec else []
     if not folders:
-        raise TrainError(f"the backend ccl needs {ONECCL}, which the stack does not have", HINT)
+        raise TrainError(f"the backend ccl needs {ONECCL}, which the stack does not contain", HINT)
     path = Path(folders[0]) / SETVARS
     if not path.is_file():
         raise TrainError(f"{ONECCL} is damaged: {path} does not exist", "set the stack up again")
@@ -51,13 +51,13 @@ def find_setvars() -> Path:
 
 
 def sourced_variables(setvars: Path, path: str) -> dict[str, str]:
-    """Return the variables that a script sets when bash sources it in a clean environment.
+    """Return the variables that a shell script sets when bash sources it in a clean environment.
 
     Args:
-        path: PATH, the only variable of that environment.
+        path: value of PATH, the only variable in that environment.
 
     Raises:
-        TrainError: there is no bash, or the script fails.
+        TrainError: bash is not on `path`, or the script fails.
     """
     before = {"PATH": path}
     argv = ["bash", "--noprofile", "--norc", "-c", SCRIPT, "bash", str(setvars)]
@@ -83,7 +83,7 @@ def sourced_variables(setvars: Path, path: str) -> dict[str, str]:
 
 
 def variables_for(launch: Mapping[str, str], path: str) -> dict[str, str]:
-    """Return further variables for the ranks of a launch; none without ccl.
+    """Return the additional variables for the ranks of a launch with ccl; {} without ccl.
 
     Raises:
         TrainError: see `find_setvars` and `sourced_variables`.
@@ -106,7 +106,7 @@ def import_ccl() -> None:
 
 
 def register() -> None:
-    """Register impi, and a stand-in for ccl that explains why the stack does not have ccl."""
+    """Register impi, and in a stack without ccl a stand-in for ccl that raises an explanation."""
     import torch.distributed as dist
 
     from ftcluster_mpi import registration
@@ -127,7 +127,7 @@ def _explain_ccl(*_: Any) -> Any:
     import torch.distributed as dist
 
     raise dist.DistBackendError(
-        "the backend ccl needs oneccl_bind_pt, which this stack does not have. Use the backend "
-        'impi (Intel MPI) or gloo; os.environ["FTCLUSTER_BACKEND"] has the backend of the plan. '
-        "To list the stacks with oneccl_bind_pt: ftcluster stacks"
+        "the backend ccl needs oneccl_bind_pt, which this stack does not contain. Use the backend "
+        'impi (Intel MPI) or gloo; os.environ["FTCLUSTER_BACKEND"] contains the planned backend. '
+        "`ftcluster stacks` lists the stacks with oneccl_bind_pt"
     )

@@ -1,11 +1,13 @@
-"""Counters for a rank's communication volume and waiting time during a training."""
+"""Counters for a rank's communication volume and waiting time during training."""
 
 import time
 from typing import Any
 
 
 class Traffic:
-    """The communication volume of one rank since the training began; a context manager for waits.
+    """The communication volume of one rank since training began.
+
+    As a context manager, it adds the time spent in its block to `waited`.
 
     Attributes:
         waited: seconds in which collectives on gradients and weights blocked the rank, including
@@ -31,8 +33,8 @@ class Traffic:
         """Count a collective.
 
         Args:
-            size: total bytes over all ranks.
-            passes: 2 for an all-reduce, 1 for others.
+            size: bytes of the tensors of all ranks together.
+            passes: 2 for an all-reduce, 1 for other collectives.
         """
         self.collectives += 1
         self.sent += passes * (ranks - 1) / ranks * size

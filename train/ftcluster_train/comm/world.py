@@ -41,7 +41,7 @@ class World:
 
 
 def join_world() -> World:
-    """Create the process group; rank and size come from `bind`, or from Hydra without it.
+    """Create the process group; `bind` sets rank and size, or Hydra if `bind` is not used.
 
     Raises:
         TrainError: neither mpirun nor torchrun has started this process, the backend cannot be
@@ -58,15 +58,15 @@ def join_world() -> World:
         torch_backends.register()
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
-    # by default gloo uses the interface that the hostname resolves to, often the loopback
+    # by default, gloo uses the interface of the address of the hostname, often the loopback
     interface = interface_towards(host)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     if interface == LOOPBACK and here < size:
         raise TrainError(
-            f"{host} belongs to the loopback interface on {socket.gethostname()}, so ranks of "
+            f"{host} belongs to the loopback interface on {socket.gethostname()}, so ranks on "
             "other hosts cannot reach it",
-            f"map {host} to the address that other hosts reach it by, in /etc/hosts of "
-            f"{socket.gethostname()}; Debian maps a host's own name to 127.0.1.1",
+            f"in /etc/hosts of {socket.gethostname()}, map {host} to the address at which other "
+            "hosts reach it (Debian maps a host's own name to 127.0.1.1)",
         )
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -86,18 +86,18 @@ def _store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return open_store(host, port, rank, size, limit)
     store = dist.TCPStore(host, port, size, is_master=False, timeout=limit, wait_for_workers=False)
-    # the store outlives the ranks, so ranks after a restart use another prefix
+    # the store outlives the ranks, so restarted ranks use a different prefix
     return dist.PrefixStore(f"ftcluster/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 
 def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.TCPStore:
-    """Return the store that all ranks share; rank 0 listens, at this address only.
+    """Return the store that all ranks share; rank 0 listens only at the address `host`.
 
-    By default torch would listen at all addresses of the host, and the store has no authentication.
+    By default, torch would listen at all addresses, although the store has no authentication.
 
     Args:
         host: rank 0's address.
-        limit: longest wait of a rank for a key.
+        limit: maximum time that a rank waits for a key.
 
     Raises:
         TrainError: another program uses the port.
@@ -107,7 +107,8 @@ def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> 
     except OSError as error:
         raise TrainError(
             f"torch's rendezvous cannot listen at {host}, port {port}: {error.strerror}",
-            f"find its program: ss -ltnp 'sport = :{port}'. A restart takes another port",
+            f"find the program that uses the port: ss -ltnp 'sport = :{port}'; or start the run "
+            "again, which uses another port",
             restartable=True,
         ) from None
     return dist.TCPStore(
@@ -117,7 +118,7 @@ def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> 
 
 
 def interface_towards(host: str) -> str:
-    """Return the network interface of the route to `host`, or "".
+    """Return the network interface of the route to `host`; "" if it is unknown.
 
     Connecting a UDP socket sends nothing, but makes the kernel choose a source address.
     """
@@ -134,14 +135,14 @@ def interface_towards(host: str) -> str:
 
 
 def host_led(rank: int) -> int | None:
-    """Return the number of this rank's host if the rank is the first there, else None."""
-    if "LOCAL_RANK" not in os.environ:  # without `bind` a program runs on one host
+    """Return the number of this rank's host if the rank is the first on that host, else None."""
+    if "LOCAL_RANK" not in os.environ:  # without `bind`, all ranks are on one host
         return 0 if rank == 0 else None
     return int(os.environ["GROUP_RANK"]) if os.environ["LOCAL_RANK"] == "0" else None
 
 
 def folder_led(rank: int, shared: bool) -> int | None:
-    """Return the number of the run's folder if this rank writes to it, else None.
+    """Return the number of the run's folder that this rank writes to, or None if it writes none.
 
     Args:
         shared: True if all hosts share one folder; False if each host has its own.
@@ -157,7 +158,7 @@ def leave_world() -> None:
 
 
 def abandon_world() -> None:
-    """Leave the process group without the other ranks, which may wait for this rank."""
+    """Let this process end without waiting for the other ranks, which may wait for this rank."""
     if dist.is_initialized() and dist.get_backend() == IMPI:
         from ftcluster_mpi.job import abandon  # loads MPI
 
@@ -181,7 +182,7 @@ def sum_over_ranks(values: list[float]) -> list[float]:
 
 
 def latency_of_collectives() -> float:
-    """Return the median seconds of an all-reduce of one value, averaged over the ranks."""
+    """Return the median time of an all-reduce of one value in seconds, averaged over the ranks."""
     times = []
     for _ in range(6):
         began = time.perf_counter()
@@ -194,7 +195,8 @@ def latency_of_collectives() -> float:
 def gather_over_ranks(value: Any) -> list[Any]:
     """Return the values of all ranks, ordered by rank; the result is the same on every rank.
 
-    Values are sent as JSON: all_gather_object unpickles, and so executes, data from the network.
+    Values are sent as JSON, because all_gather_object unpickles data from the network, which may
+    execute code.
 
     Args:
         value: plain data; tuples become lists.
@@ -211,7 +213,9 @@ def gather_over_ranks(value: Any) -> list[Any]:
 
 
 def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return ranks whose value is not the most frequent one (in a tie the first), and the rest.
+    """Return the ranks whose value is not the most frequent value, and the other ranks.
+
+    If several values are equally frequent, the first of them counts as the most frequent.
 
     >>> differing_ranks(["a", "b", "b"])
     ([0], [1, 2])
@@ -230,14 +234,14 @@ def check_equal_on_ranks(digest: str, step: int, what: str = "parameters") -> No
     different, others = differing_ranks(gather_over_ranks(digest))
     if different:
         raise TrainError(
-            f"after step {step} the {what} of ranks {different} differ from those of ranks "
+            f"after step {step}, the {what} on ranks {different} differ from the {what} on ranks "
             f"{others}",
-            "the all-reduce of gradients failed; nothing was saved",
+            "the all-reduce of gradients gave different results; nothing was saved",
         )
 
 
 def check_equal_samples(digest: str) -> None:
-    """Compare a hash of each rank's samples, which each host has tokenised itself.
+    """Compare a hash of each rank's samples, because each host tokenizes the data itself.
 
     Raises:
         TrainError: the samples differ.
@@ -245,15 +249,15 @@ def check_equal_samples(digest: str) -> None:
     different, others = differing_ranks(gather_over_ranks(digest))
     if different:
         raise TrainError(
-            f"ranks {different} have other samples than ranks {others}: their hosts have other "
-            "data or another tokenizer with the same name",
-            "use folders for model and data, which are copied to all hosts: --data DIR --model DIR",
+            f"ranks {different} have different samples than ranks {others}: their hosts have "
+            "different data, or a different tokenizer, under the same name",
+            "pass local folders, which are copied to all hosts: --data DIR --model DIR",
         )
 
 
 @dataclass(frozen=True)
 class Worker:
-    """The ranks of a host; with a single host, each rank is a worker.
+    """A worker of local training: the ranks of a host. On a single host, each rank is a worker.
 
     Attributes:
         ranks: ranks of this worker.
@@ -271,7 +275,7 @@ class Worker:
 
     @property
     def share(self) -> float:
-        """The worker's fraction of all ranks, and so of each batch."""
+        """The worker's fraction of all ranks, which is also its fraction of each batch."""
         return len(self.ranks) / self.world_size
 
 

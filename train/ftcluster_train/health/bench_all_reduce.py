@@ -73,7 +73,7 @@ def turns_of(turn_seconds: float, seconds: float) -> int:
 def measure(backends: Mapping[str, Reduce], sizes: Sequence[int], limit: float) -> Iterator[Times]:
     """Measure all sizes, the smallest first, in fp32 and in bf16; every rank must call this.
 
-    Each turn sums once by each backend, so that other load on the hosts affects all backends
+    Each turn sums once with each backend, so that other load on the hosts affects all backends
     equally.
 
     Args:
@@ -95,7 +95,7 @@ def measure(backends: Mapping[str, Reduce], sizes: Sequence[int], limit: float) 
         expected = pace.get(name, 0.0) * size * (TURNS[0] + 1)
         remaining = limit - max(gather_over_ranks(time.perf_counter() - began))
         if expected > remaining:
-            why = f"it would take {expected:.0f} s, and {max(remaining, 0):.0f} s are left"
+            why = f"it would take {expected:.0f} s, but only {max(remaining, 0):.0f} s are left"
             yield Times(size, name, 0, {}, why, load=load)
             continue
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
@@ -122,7 +122,7 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def one_turn(backends: Mapping[str, Reduce], tensor: Any, check: bool = False) -> dict[str, float]:
-    """Sum ones by each backend; return the seconds of each.
+    """Sum a tensor of ones with each backend; return the seconds that each backend took.
 
     Args:
         check: True to compare the sums; use False for bf16, whose sums may be rounded.
@@ -156,7 +156,7 @@ class AllReduceMeasurement:
     Attributes:
         sizes: sizes in bytes.
         backends: backends of torch.distributed, or MPI for MPI_Allreduce itself.
-        seconds: time for all sizes.
+        seconds: time limit for all sizes together, in seconds.
     """
 
     sizes: list[int]
@@ -202,7 +202,7 @@ def own_links(rank: int, leaders: Sequence[int]) -> list[dict[str, object]]:
 
 
 def reduction(backend: str) -> Reduce:
-    """Return a function that sums a tensor over all ranks by a backend.
+    """Return a function that sums a tensor over all ranks with a backend.
 
     Raises:
         TrainError: the backend cannot be loaded.

@@ -37,7 +37,7 @@ def find_problems(
     answers: Sequence[HostAnswer],
     firewalls: Mapping[str, HostFirewall] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Return all problems that prevent a training.
+    """Return all problems that prevent training on the hosts.
 
     Args:
         firewalls: firewall of each host whose firewall program is supported.
@@ -56,7 +56,7 @@ def find_problems(
             problems.append(Finding(host.name, what, hint, "network"))
         if not answer.get("sum_right", True):
             what = "an all-reduce over all hosts gave a wrong sum"
-            problems.append(Finding(host.name, what, "do not train on it", "result"))
+            problems.append(Finding(host.name, what, "do not train on this host", "result"))
         expected = expected_kernel(answer.get("flags", ()))
         if expected and expected not in answer.get("kernel", expected):
             what = (
@@ -85,8 +85,8 @@ def unconnected_hosts(
             f"no TCP connection between it and {hosts[higher].name}",
             "; ".join(
                 (
-                    f"let them connect to each other by TCP, ports {PORTS} (firewall, security "
-                    "group, switch)",
+                    f"allow TCP connections between them on ports {PORTS} (check firewall, "
+                    "security group and switch)",
                     *firewall_advice((hosts[lower], hosts[higher]), hosts, firewalls),
                 )
             ),
@@ -136,11 +136,11 @@ def open_to_outsiders(
             name,
             f"TCP ports of training are open to {outsider}, which is not in the cluster: it "
             f"reached {' and '.join(ports)}{FLUSHED if name in guarded else ''}",
-            "run ftcluster setup again, which loads them; if they vanish again, find out who "
+            "run ftcluster setup again to load the rules; if they vanish again, find out who "
             "flushes them"
             if name in guarded
-            else f"have the network or the hosts' firewall close the ports {PORTS} to all but the "
-            "cluster; with root ftcluster setup does",
+            else f"close the ports {PORTS} to all but the cluster, in the network or in the hosts' "
+            "firewall; with root, ftcluster setup does this",
             "firewall",
         )
         for (outsider, name), ports in sorted(ports_of.items(), key=lambda item: item[0][0])
@@ -204,7 +204,7 @@ def busy_hosts(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[Fin
         Finding(
             hosts[answer["rank"]].name,
             f"{', '.join(answer['busy'])} is running on it, so the measured values are too low",
-            "measure again when it has ended",
+            "measure again when the run has ended",
             "busy",
         )
         for answer in answers

@@ -131,7 +131,7 @@ def share_of_peak(gflops: float | None, precision: str, threads: int) -> float |
 
 
 def measure_memory(threads: int) -> float:
-    """Return the GB/s that the threads read and write in a copy; the best of several.
+    """Return the best rate of several copies in GB/s, counting the bytes read and written.
 
     Half of the bytes are read, half written. As in STREAM (McCalpin 1995), the read of a cache line
     before it is written is not counted.

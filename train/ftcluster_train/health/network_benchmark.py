@@ -159,7 +159,7 @@ def _send(peer: int, seconds: float) -> float:
 
 
 def _receive(peer: int) -> float:
-    """Receive the messages of `_send`; return the same rate."""
+    """Receive the messages of `_send`; return the rate that the sender measured."""
     import torch
     import torch.distributed as dist
 

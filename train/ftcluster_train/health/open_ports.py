@@ -80,7 +80,7 @@ class IncomingConnections:
 
 @contextlib.contextmanager
 def accept_connections(ports: Sequence[int]) -> Iterator[IncomingConnections]:
-    """Listen at ports on all addresses of this host; the yielded result is complete at the end."""
+    """Listen on ports of all addresses of this host; the yielded result is complete at the end."""
     connections, stop, began = IncomingConnections(), threading.Event(), time.monotonic()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())

@@ -23,10 +23,12 @@ CHECK_LINK = (
     "the same MTU, other traffic, and whether ftcluster_address names the fastest network"
 )
 CHECK_MEMORY = (
-    "check that its memory is in all channels (dmidecode -t memory), and for other programs"
+    "check that all memory channels are populated (dmidecode -t memory), and look for other "
+    "programs"
 )
 CHECK_DISK = (
-    "look for other programs that write, for errors (dmesg), and at its health (smartctl -a)"
+    "look for other programs that write to it and for errors (dmesg), and check its health "
+    "(smartctl -a)"
 )
 
 Row = Mapping[str, Any]
@@ -35,7 +37,7 @@ Row = Mapping[str, Any]
 def relative_speeds(hosts: Sequence[Row]) -> dict[str, float | None]:
     """Return each host's GFLOP/s per core, relative to the median of hosts with the same CPU.
 
-    The precision is the same as in a training: bf16 if every host has instructions for it, else
+    The precision is the same as in training: bf16 if every host has instructions for it, else
     fp32. The value is None for a host that was not measured, or that is the only host with its CPU.
     """
     precision = _precision(hosts)
@@ -104,7 +106,7 @@ def slow_memory_and_disks(hosts: Sequence[Row]) -> list[Finding]:
         ):
             measured = [row[key] for row in rows if row[key]]
             if speed[key] and measured and speed[key] < limit * median_low(measured):
-                what = f"{speed[key]:.0f} {unit}, the other hosts have {median_low(measured):.0f}"
+                what = f"{speed[key]:.0f} {unit}, but {median_low(measured):.0f} on the other hosts"
                 findings.append(Finding(host["name"], what, hint, "straggler"))
     return findings
 
@@ -146,7 +148,10 @@ def _measured_reasons(speed: Row, others: Sequence[Row]) -> Iterator[str]:
         )
     governors = {other["governor"] for other in others} - {""}
     if speed["governor"] and governors and speed["governor"] not in governors:
-        yield f"its governor is {speed['governor']}, the others' {', '.join(sorted(governors))}"
+        yield (
+            f"its frequency governor is {speed['governor']}, but the other hosts use "
+            f"{', '.join(sorted(governors))}"
+        )
     nodes = {other["numa_nodes"] for other in others}
     if speed["numa_nodes"] not in nodes:
         counts = ", ".join(map(str, sorted(nodes)))
@@ -225,7 +230,7 @@ def _with_same_cpu(host: Row, hosts: Sequence[Row]) -> list[Row]:
 
 
 def _precision(hosts: Sequence[Row]) -> str:
-    """Return the precision of a training on all of these hosts."""
+    """Return the precision of training on all of these hosts."""
     measured = [host["speed"] for host in hosts if host.get("speed")]
     return "bf16" if all(speed["bf16_gflops"] for speed in measured) else "fp32"
 

@@ -69,7 +69,7 @@ class ProbeRequest:
         ports: ports of each host that the control node tries to reach meanwhile.
         firewall: True if it is a problem that the control node can reach ports of a host.
         firewalls: firewall program of each host, as far as known.
-        folder: folder of the runs, whose disk is measured; "": no disk is measured.
+        folder: folder of the runs, whose disk is measured; "" to measure no disk.
         guarded: hosts on which setup has installed rules that close these ports, even if the rules
             are not loaded.
     """
@@ -223,7 +223,7 @@ def time_all_reduce(group: Any, size: int) -> float:
     """Return the median milliseconds of an all-reduce of `size` bytes in fp32.
 
     Args:
-        group: process group; None: the default group.
+        group: process group; None means the default group.
     """
     import torch
     import torch.distributed as dist

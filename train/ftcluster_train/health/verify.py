@@ -67,13 +67,13 @@ class VerifyReport:
         hosts: rows of the hosts that answered: name, address, hostname, python, versions, kernel,
             speed (None if not measured), interface, interface_mbits, calls (see
             `open_ports.IncomingConnections`).
-        problems: problems that prevent a joint training.
+        problems: problems that prevent training on the hosts together.
         warnings: findings that slow the hosts down.
         packages: number of packages, which are the same on every host.
-        all_reduce_ms: median time of an all-reduce of 4 MiB over all hosts by gloo, None for one
-            host.
-        backends: time of an all-reduce of 4 MiB for each backend.
-        large: time of an all-reduce of 25 MiB for each backend, if it was measured.
+        all_reduce_ms: median time of an all-reduce of 4 MiB over all hosts with gloo, in ms; None
+            if there is only one host.
+        backends: time of an all-reduce of 4 MiB for each backend, in ms.
+        large: time of an all-reduce of 25 MiB for each backend in ms, if it was measured.
         links: rows of the measured pairs: hosts, latency_us, mb_per_second.
     """
 
@@ -139,7 +139,7 @@ def unreachable_hosts(request: ProbeRequest) -> list[Finding]:
             if refusal.cause
             else "; ".join(
                 (
-                    f"let it connect to the head by TCP, ports {PORTS}",
+                    f"allow TCP connections from it to the head on ports {PORTS}",
                     *firewall_advice((head,), request.hosts, request.firewalls),
                     f"if it has no stack, {SETUP}",
                 )

@@ -1,6 +1,7 @@
-"""The activity of a rank's processes, and host conditions that may slow a training down.
+"""Reads the activity of a rank's processes, and host conditions that may slow training down.
 
-The conditions are clock, heat, hypervisor, swap and other programs. Standard library only.
+The conditions are CPU frequency, heat, stolen CPU time, swapping and other programs. Standard
+library only.
 """
 
 import contextlib
@@ -21,13 +22,13 @@ INET_DIAG_INFO = 2  # the attribute with struct tcp_info
 INODE, ATTRIBUTES = 68, 72  # in struct inet_diag_msg
 BYTES_ACKED, BYTES_RECEIVED = 120, 128  # in struct tcp_info
 REPLY_SECONDS = 0.5
-# Processes that have used more CPU seconds than this since the previous call are busy. Then their
-# connections are not read, because that takes longest.
+# Processes that have used more CPU seconds than this since the previous call are busy. The
+# connections of busy processes are not read, because reading them takes longest.
 BUSY_SECONDS = 0.1
 NOTHING: Mapping[str, Any] = {}
 SOCKET = re.compile(r"socket:\[(\d+)\]")
-LEAST_CORES = 0.1  # a program that uses fewer cores is not named
-NAMED_PROGRAMS = 3
+LEAST_CORES = 0.1  # programs that use fewer cores are not reported
+NAMED_PROGRAMS = 3  # maximum number of reported programs
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -38,14 +39,15 @@ def activity(
     """Return the activity of a process's descendants.
 
     Args:
-        main: descendants that do the rank's work; if one is stopped, the rank counts as stopped.
-        before: result of the previous call.
+        main: ids of the descendants that do the rank's work; if one of them is stopped, the rank
+            counts as stopped.
+        before: result of the previous call; {} at the first call.
 
     Returns:
         {} if there are no descendants, otherwise:
-        state: T if one of `main` is stopped, D if any thread waits for a disk, R if the processes
-            wait for a CPU, else S.
-        sleep: result of `sleep_of` for one of `main` in state D; None if there is none.
+        state: T if one of `main` is stopped, D if any thread waits for a disk, R if any thread runs
+            or waits for a CPU, else S.
+        sleep: result of `sleep_of` for a process of `main` in state D; None if there is none.
         cpu: CPU seconds that the processes have used.
         memory: bytes of memory that the processes occupy.
         wire: bytes over open TCP connections, including local ones; while the processes are busy,
@@ -73,7 +75,7 @@ def activity(
 
 
 def descendants(root: int) -> list[int]:
-    """Return the process ids of a process's children, of their children, and so on."""
+    """Return the process ids of a process's children, grandchildren and so on."""
     below: list[int] = []
     waiting = [root]
     while waiting:
@@ -94,10 +96,10 @@ def children(pid: int) -> list[int]:
 
 
 def process_state(pid: int) -> dict[str, Any]:
-    """Return a process's state as in ps, its CPU seconds, its memory and its start.
+    """Return a process's state as in ps, CPU seconds, memory and start time; {} if it has ended.
 
-    The memory is in bytes, and the start in clock ticks since boot. The CPU seconds include the
-    time of ended children. The result is {} if there is no such process.
+    The memory is in bytes, and the start time in clock ticks since boot. The CPU seconds include
+    the CPU seconds of ended children.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -110,7 +112,7 @@ def process_state(pid: int) -> dict[str, Any]:
 
 
 def thread_states(pid: int) -> list[str]:
-    """Return the state of each thread of a process as in ps; R includes waiting for a CPU."""
+    """Return the state of each thread of a process as in ps; R: running or waiting for a CPU."""
     states = []
     with contextlib.suppress(OSError):  # the process has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -137,7 +139,7 @@ def sleep_of(pid: int) -> tuple[int, int, str] | None:
 
 
 def sockets_of(pids: Iterable[int]) -> set[int]:
-    """Return the inodes of the sockets that processes have open."""
+    """Return the inodes of the sockets that are open in these processes."""
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
@@ -149,7 +151,7 @@ def sockets_of(pids: Iterable[int]) -> set[int]:
 
 
 def tcp_bytes(inodes: Collection[int]) -> int:
-    """Return the bytes sent and received over TCP sockets; 0 if the kernel does not report them."""
+    """Return the bytes sent and received over TCP sockets; 0 if the kernel does not report this."""
     with contextlib.suppress(OSError, struct.error):
         # the kernel lists all sockets of the host
         return sum(count for inode, count in _tcp_sockets() if inode in inodes) if inodes else 0
@@ -178,7 +180,7 @@ def _tcp_sockets() -> Iterator[tuple[int, int]]:
 
 
 def _inode_and_bytes(message: bytes) -> tuple[int, int]:
-    """Return the inode and bytes in a struct inet_diag_msg with its attributes."""
+    """Return the socket's inode and bytes from a struct inet_diag_msg with its attributes."""
     (inode,) = struct.unpack_from("=I", message, INODE)
     rest = message[ATTRIBUTES:]
     while len(rest) >= 4:
@@ -197,7 +199,7 @@ class HostCondition:
     """A comparison of this host's state with the previous reading.
 
     Args:
-        parent: process that all of the run's ranks on this host descend from.
+        parent: id of the process from which all ranks of the run on this host descend.
         now: current time in seconds.
         folder: folder of the run.
     """
@@ -213,10 +215,10 @@ class HostCondition:
         Returns:
             mhz: current frequency of this process's cores; None if the kernel does not report it.
             throttled: number of times a CPU was throttled because of heat.
-            stolen: share of all CPU time that the hypervisor gave to others.
+            stolen: share of all CPU time that the hypervisor gave to other virtual machines.
             swap: bytes per second read from swap.
             free: free bytes on the file system of the run's folder.
-            programs: name, process id and used cores of other programs, the largest first.
+            programs: name, process id and used cores of other programs, the busiest first.
         """
         seconds = max(now - self._since, 1e-3)
         after, swapped, programs = counters(), _swapped_pages(), self._others()
@@ -246,12 +248,12 @@ class HostCondition:
         return condition
 
     def _others(self) -> dict[tuple[int, str], int]:
-        """Return CPU ticks of each process outside the run, by id and name."""
+        """Return the CPU ticks of each process outside the run, by process id and name."""
         return cpu_ticks({self._parent, *descendants(self._parent)})
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes on the file system of a folder; 0 if it is read-only or is gone."""
+    """Return the free bytes on a folder's file system; 0 if it is read-only or missing."""
     try:
         state = os.statvfs(folder)
     except OSError:
@@ -260,7 +262,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def cpu_ticks(without: Collection[int]) -> dict[tuple[int, str], int]:
-    """Return the CPU ticks of each visible process by id and name, without those in `without`."""
+    """Return CPU ticks by process id and name, for all visible processes not in `without`."""
     ticks = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) not in without:
@@ -273,7 +275,7 @@ def cpu_ticks(without: Collection[int]) -> dict[tuple[int, str], int]:
 
 
 def _swapped_pages() -> int:
-    """Return the number of pages read from swap since the boot."""
+    """Return the number of pages read from swap since the host booted."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("pswpin "):

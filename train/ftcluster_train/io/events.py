@@ -1,6 +1,7 @@
-"""A writer and readers of events.jsonl; `ftcluster_common.protocol.events` lists kinds and fields.
+"""Writes and reads events.jsonl; `ftcluster_common.protocol.events` lists kinds and fields.
 
-The output of scripts is in OUTPUT instead, a log of limited size with lines of the same form.
+The output of scripts is written to OUTPUT instead, a log of limited size with lines of the same
+form.
 """
 
 import contextlib
@@ -19,17 +20,17 @@ from ftcluster_common.protocol.formats import FORMAT
 EVENTS, OUTPUT = "events.jsonl", "output.jsonl"
 END = "end"
 KIND = re.compile(rb'\{"event": "(\w+)"')
-LAST_SECOND = 1e11  # in the year 5138; seconds since 1970
-TAIL_BYTES = 64 << 10  # read at each end of a file, or more if events are long
-LEAST_LINES, MOST_TAIL_BYTES = 8, 4 << 20  # an event `communication` has 27 bytes per rank
-MOST_BYTES = 4 << 20  # most new bytes that are read; of more, only the two ends are read
+LAST_SECOND = 1e11  # largest valid time (year 5138), in seconds since 1970
+TAIL_BYTES = 64 << 10  # bytes read at each end of a file; more if events are long
+LEAST_LINES, MOST_TAIL_BYTES = 8, 4 << 20  # an event `communication` takes 27 bytes per rank
+MOST_BYTES = 4 << 20  # maximum new bytes to read whole; of more, only both ends are read
 
 
 def event_line(event: str, **fields: Any) -> bytes:
     """Return one event with the current time, as a line.
 
     Raises:
-        ValueError: the fields do not fit `ftcluster_common.protocol.events`.
+        ValueError: the fields do not match `ftcluster_common.protocol.events`.
     """
     if not is_event(event, fields):
         raise ValueError(f"not an event '{event}': {fields}")
@@ -47,10 +48,10 @@ def place_and_message(error: Mapping[str, Any]) -> str:
 
 
 class EventWriter:
-    """A writer that appends each event as one whole line, even after a line that a crash has cut.
+    """Appends each event as one whole line, even after a line that a crash has truncated.
 
     Args:
-        also: callback for each written event, with its kind and its fields.
+        also: function that is called with kind and fields of each written event.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class EventWriter:
 
         Raises:
             OSError: the event cannot be written; no part of it is left in the file.
-            ValueError: the fields do not fit `ftcluster_common.protocol.events`.
+            ValueError: the fields do not match `ftcluster_common.protocol.events`.
         """
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
@@ -81,7 +82,7 @@ class EventWriter:
             if written < len(data):
                 os.ftruncate(descriptor, size)
                 raise OSError(28, "No space left on device", str(self._path))
-            if event == END:  # after a crash, a run without this event would be restarted
+            if event == END:  # synced, because a run without this event is restarted after a crash
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -89,7 +90,7 @@ class EventWriter:
 
 
 class EventTail:
-    """A reader of the events that a run appends; if many are new, it skips the middle ones.
+    """Reads the events that a run appends; of very many new events, it skips the middle ones.
 
     Args:
         from_end: True to skip events that exist already.
@@ -102,7 +103,7 @@ class EventTail:
                 self._offset = self._path.stat().st_size
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the events since the last call, without damaged ones.
+        """Return the events that are new since the last call, without damaged events.
 
         Raises:
             OSError: the file cannot be read.
@@ -121,7 +122,7 @@ class EventTail:
 
 
 def _event(line: bytes) -> list[dict[str, Any]]:
-    """Return the event of a line as a list; an empty list if the line is damaged."""
+    """Return a list with the event of a line; an empty list if the line is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         event = json.loads(line)
         if isinstance(event, dict) and isinstance(event.get("event"), str):
@@ -145,9 +146,10 @@ def _lines(run_dir: Path) -> list[bytes]:
 
 
 def _ends(file: BinaryIO) -> tuple[list[bytes], int]:
-    """Return the whole lines in the first and last TAIL_BYTES of a file, and where they end.
+    """Return the whole lines in the first and last TAIL_BYTES of a file, and their end offset.
 
-    If lines are long, the function reads more: at least LEAST_LINES lines at the end.
+    If lines are long, the function reads more, so that it finds at least LEAST_LINES lines at the
+    end.
     """
     data = file.read(TAIL_BYTES)
     size = os.fstat(file.fileno()).st_size
@@ -164,9 +166,9 @@ def _ends(file: BinaryIO) -> tuple[list[bytes], int]:
 
 
 def last_events(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Return the last event of each kind among those of `read_events`, the latest first.
+    """Return the last event of each kind among the events of `read_events`, the latest first.
 
-    The first event of all has the key "". Only one line of each kind is parsed.
+    The key "" contains the very first event. Only one line of each kind is parsed.
     """
     lines = _lines(run_dir)
     events: dict[str, dict[str, Any]] = {}
@@ -185,6 +187,6 @@ def has_ended(run_dir: Path) -> bool:
 
 
 def seconds_since_first(run_dir: Path) -> float:
-    """Return the seconds since a run's first event; 0 if it has none."""
+    """Return the seconds since a run's first event; 0 if there are no events."""
     events = last_events(run_dir)
     return max(0.0, time.time() - events[""]["time"]) if events else 0.0

@@ -12,7 +12,7 @@ EXCLUSIVE, SHARED = fcntl.LOCK_EX, fcntl.LOCK_SH
 
 
 def try_lock(descriptor: int, kind: int) -> bool:
-    """Lock an open file; return False if another process has it locked."""
+    """Lock an open file; return False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -31,11 +31,12 @@ def unlock(descriptor: int) -> None:
 def lock_within(
     descriptor: int, kind: int, limit_seconds: Callable[[], float], pause_seconds: float
 ) -> bool:
-    """Lock an open file; return False if another process has it locked for too long.
+    """Lock an open file; return False if another process holds the lock for too long.
 
     Args:
-        limit_seconds: function that returns how long to wait for the lock; called at each attempt.
-        pause_seconds: time between two attempts.
+        limit_seconds: function that returns the maximum wait in seconds; called after each failed
+            attempt.
+        pause_seconds: time between two attempts in seconds.
     """
     began = time.monotonic()
     while not try_lock(descriptor, kind):

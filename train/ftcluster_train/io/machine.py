@@ -9,7 +9,8 @@ from statistics import fmean
 
 CPU = Path("/sys/devices/system/cpu")
 CGROUPS = Path("/sys/fs/cgroup")
-# limit, usage, and the field of memory.stat with reclaimable memory, for both cgroup versions
+# names of the files with limit and usage, and the field of memory.stat with reclaimable memory, for
+# cgroup versions 2 and 1
 FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -18,11 +19,11 @@ FILES = (
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters that the kernel has kept since its start.
+    """Counters of the kernel since boot.
 
     Attributes:
         stolen: clock ticks that the hypervisor gave to other virtual machines, over all CPUs.
-        ticks: clock ticks of all CPUs.
+        ticks: clock ticks of all CPUs together.
         throttled: number of times a CPU was throttled because of heat.
     """
 
@@ -32,7 +33,7 @@ class Counters:
 
 
 def megahertz(threads: Iterable[int]) -> int | None:
-    """Return the mean frequency of CPUs now, in MHz; None if the kernel does not report it."""
+    """Return the current mean frequency of CPUs in MHz; None if the kernel does not report it."""
     frequencies = []
     for block in read(Path("/proc/cpuinfo")).split("\n\n"):
         fields = dict(_field(line) for line in block.splitlines() if ":" in line)
@@ -86,7 +87,7 @@ def _read(path: Path) -> str:
 
 
 def free_memory(read: Read = _read) -> int:
-    """Return the bytes that can be allocated without swapping, within the limits of cgroups."""
+    """Return the bytes that can be allocated without swapping and within the cgroups' limits."""
     meminfo = _fields(read(Path("/proc/meminfo")))
     kilobytes = meminfo.get("MemAvailable:")
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -94,7 +95,7 @@ def free_memory(read: Read = _read) -> int:
 
 
 def cpu_quota(read: Read = _read) -> float | None:
-    """Return the number of CPUs that this process's cgroups allow; None without a quota."""
+    """Return the number of CPUs that this process's cgroups allow; None if there is no quota."""
     limits = []
     for folder in _cgroups("cpu", read):
         quota, _, period = read(folder / "cpu.max").strip().partition(" ")
@@ -117,9 +118,9 @@ def _of_cgroups(read: Read) -> Iterator[int]:
 
 
 def _cgroups(controller: str, read: Read) -> Iterator[Path]:
-    """Yield the folders of this process's cgroups of both versions.
+    """Yield the folders of this process's cgroups, for versions 1 and 2.
 
-    For version 1 these are the cgroups of one controller.
+    For version 1, only the cgroups of one controller are included.
     """
     for line in read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -131,6 +132,6 @@ def _cgroups(controller: str, read: Read) -> Iterator[Path]:
 
 
 def _fields(text: str) -> dict[str, int]:
-    """Return the number after each name; lines without a number are skipped."""
+    """Return the number on each line by the name before it; lines without a number are skipped."""
     rows = [line.split() for line in text.splitlines()]
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}

@@ -1,10 +1,10 @@
-"""A parser of mpirun's output stream: a log for each rank, and messages for the supervisor.
+"""Splits mpirun's output into a log for each rank and messages for the supervisor.
 
-mpirun reads the ranks' output in pieces, and labels each piece and each line in it. Therefore
-labels also occur in the middle of lines, and one line may have pieces of several ranks. MPICH's
-Hydra, which Intel MPI's mpirun is based on, does so for -l and for -prepend-pattern (seen with
-Intel MPI 2021.18). The label contains the run's id, so the text `[1] ` of a script is not mistaken
-for a label. Standard library only.
+mpirun reads the ranks' output in pieces, and labels each piece and each line in it. Therefore,
+labels also occur in the middle of lines, and one line may contain pieces from several ranks.
+MPICH's Hydra, on which Intel MPI's mpirun is based, does this with -l and with -prepend-pattern
+(seen with Intel MPI 2021.18). The label contains the run's id, so the text `[1] ` in a script's
+output is not mistaken for a label. Standard library only.
 """
 
 import codecs
@@ -26,15 +26,15 @@ Stream = Literal["stdout", "stderr"]
 END_MARKER = "FTCLUSTER-RANK "
 BACKEND_MARKER = "FTCLUSTER-BACKEND "
 MARKERS = (END_MARKER.encode(), BACKEND_MARKER.encode(), MARKER.encode())
-FLUSH_SECONDS = 0.2  # rank 0's output is passed on at this interval, not write by write
+FLUSH_SECONDS = 0.2  # interval at which rank 0's output is passed on
 FLUSH_CHARACTERS = 65536
 LAST_BYTES = 8192  # bytes of each rank's last output that are kept for `last_lines`
 LAST_LINES = 15
 LOG_BYTES = 32 << 20  # size limit of a log; the previous log is kept as NAME.1
 # mpirun's message about a rank that was killed together with the process that started it
 BANNER = re.compile(r"RANK (\d+) PID \d+ RUNNING AT (\S+)\s+=\s+KILLED BY SIGNAL: (\d+)")
-# A frame in faulthandler's output, which has the main thread last. Frames inside the backend impi
-# are skipped in favour of torch's call.
+# A frame in faulthandler's output, in which the main thread comes last. Frames of the backend impi
+# are skipped, so that the match is torch's call.
 FRAME = re.compile(
     r'Current thread .*\n(?:  File ".+/(?:threading|mpi_work|ftcluster_mpi/work)\.py", .+\n)*'
     r'  File "(.+)", line (\d+) in (.+)'
@@ -42,7 +42,7 @@ FRAME = re.compile(
 
 
 def append_to_log(path: Path, data: bytes, limit_bytes: int = LOG_BYTES) -> None:
-    """Append to a log, renaming a full one first; if the disk is full, the data is lost."""
+    """Append to a log, and rename a full log first; if the disk is full, the data is lost."""
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size + len(data) > limit_bytes:
@@ -53,7 +53,7 @@ def append_to_log(path: Path, data: bytes, limit_bytes: int = LOG_BYTES) -> None
 
 @dataclass(frozen=True)
 class PythonFrame:
-    """A position in a Python program."""
+    """A position in the source code of a Python program."""
 
     path: str
     line: int
@@ -70,7 +70,7 @@ class RankEnd:
     """The end of one rank's script.
 
     Attributes:
-        host: hostname that the host reports.
+        host: name of the host, as the host itself reports it.
         code: exit code; 128+n after signal n.
         signal: name of the signal, or "".
     """
@@ -81,7 +81,7 @@ class RankEnd:
     signal: str = ""
 
     def line(self) -> str:
-        """Return one line for a rank's output, which `RankOutput` filters out again."""
+        """Return a line for the rank's output; `RankOutput` removes this line from the logs."""
         return f"{END_MARKER}{json.dumps(asdict(self))}\n"
 
     @property
@@ -93,7 +93,7 @@ class RankEnd:
 
 
 class Splitter:
-    """A parser that separates the output of the ranks, however it was cut into pieces."""
+    """Separates the output of the ranks, no matter where the data was cut into pieces."""
 
     def __init__(self, run: str) -> None:
         self._head = f"[{run} ".encode()
@@ -102,9 +102,9 @@ class Splitter:
         self._held = b""
 
     def feed(self, data: bytes) -> list[tuple[int | None, bytes]]:
-        """Return pairs of rank and text in order; rank None is mpirun itself.
+        """Return pairs of rank and text, in order; rank None stands for mpirun itself.
 
-        The function holds the end of the data back if it may be part of a label.
+        If the end of the data may be part of a label, it is held back until the next call.
         """
         data = self._held + data
         pieces: list[tuple[int | None, bytes]] = []
@@ -135,7 +135,7 @@ class Splitter:
             pieces.append((self._rank, text))
 
     def _half_a_label(self, text: bytes) -> int:
-        """Return the number of bytes at the end of the text that may begin a label."""
+        """Return the number of bytes at the end of the text that may be the start of a label."""
         part = text[text.rfind(b"[") :] if b"[" in text else b""
         number = part.removeprefix(self._head)
         begun = part.startswith(self._head) and re.fullmatch(rb"\d{0,8}(\d\])?", number)
@@ -143,13 +143,13 @@ class Splitter:
 
 
 class MarkedLines:
-    """A filter for the lines in a rank's output that are for the supervisor."""
+    """Separates the lines for the supervisor from the rest of a rank's output."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> tuple[bytes, list[str]]:
-        """Return the rank's other output, and the whole lines for the supervisor."""
+        """Return the rank's other output, and the complete lines for the supervisor."""
         data = self._held + data
         output, lines = b"", []
         while True:
@@ -173,7 +173,7 @@ class MarkedLines:
 
 
 def _overlap(text: bytes, marker: bytes) -> int:
-    """Return the number of bytes at the end of the text that begin the marker."""
+    """Return the number of bytes at the end of the text that are the start of the marker."""
     for count in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:count]):
             return count
@@ -181,7 +181,7 @@ def _overlap(text: bytes, marker: bytes) -> int:
 
 
 def read_end(line: str) -> RankEnd | None:
-    """Return the rank's end that `RankEnd.line` encoded; None for any other line."""
+    """Return the `RankEnd` from a line that `RankEnd.line` encoded; None for any other line."""
     _, marker, text = line.partition(END_MARKER)
     try:
         return RankEnd(**json.loads(text)) if marker else None
@@ -190,10 +190,12 @@ def read_end(line: str) -> RankEnd | None:
 
 
 class RankOutput:
-    """A writer of each rank's output to logs/rank-N.log; rank 0's output is also passed to `write`.
+    """Writes each rank's output to logs/rank-N.log, and passes rank 0's output to `write`.
 
     Attributes:
-        backend: backend of the process group that the script has created; "" for none.
+        ends: ends of the ranks' scripts, in the order in which they were reported.
+        errors: fields of the events `error` that ranks have reported.
+        backend: backend of the process group that the script created; "" if it created none.
     """
 
     def __init__(
@@ -231,7 +233,7 @@ class RankOutput:
 
     @property
     def heard(self) -> list[int]:
-        """The ranks that have written something."""
+        """The ranks that have written any output, in order."""
         return sorted(rank for rank in self._last if rank is not None)
 
     def feed(self, stream: Stream, data: bytes) -> None:
@@ -239,7 +241,7 @@ class RankOutput:
         self._take(stream, self._splitters[stream].feed(data))
 
     def flush(self, at_once: bool = False) -> None:
-        """Pass on rank 0's output, unless that was done a moment ago."""
+        """Pass rank 0's output to `write`, unless that was done less than FLUSH_SECONDS ago."""
         now = self._clock()
         size = sum(len(text) for _, text in self._pending)
         due = at_once or now - self._flushed >= FLUSH_SECONDS or size >= FLUSH_CHARACTERS
@@ -253,7 +255,7 @@ class RankOutput:
         self._pending = []
 
     def close(self) -> None:
-        """Process the held back output after the last piece."""
+        """Process the output that was held back; call this after the last piece."""
         for stream, splitter in self._splitters.items():
             self._take(stream, splitter.close())
         for (rank, stream), marked in self._marked.items():
@@ -265,13 +267,13 @@ class RankOutput:
         self.flush(at_once=True)
 
     def last_lines(self, rank: int | None) -> str:
-        """Return a rank's last lines, or mpirun's for None; a progress bar counts as one line."""
+        """Return the last lines of a rank, or of mpirun for None; a progress bar is one line."""
         text = self._last.get(rank, b"").decode(errors="replace")
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
         return "\n".join([line.rstrip() for line in lines if line.strip()][-LAST_LINES:])
 
     def python_frame(self, rank: int) -> PythonFrame | None:
-        """Return the rank's position when it last wrote its Python stacks."""
+        """Return the rank's position in the Python stacks that it last wrote, or None."""
         match = FRAME.search(self._last.get(rank, b"").decode(errors="replace"))
         return PythonFrame(match[1], int(match[2]), match[3]) if match else None
 

@@ -1,4 +1,4 @@
-"""Reports from a rank to its guardian and the supervisor, and requests for stacks of hung ranks.
+"""Reports of a rank to its guardian and the supervisor, and requests for stacks of hung ranks.
 
 Standard library only.
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 RANK_DIGITS = 8
-LINE_LIMIT = 1 << 14  # longest line in bytes; a guardian's lines have a few hundred
-TEXT_LIMIT = 256  # characters
+LINE_LIMIT = 1 << 14  # maximum bytes of a line; a guardian's lines have a few hundred bytes
+TEXT_LIMIT = 256  # maximum characters of a string in a report
 LARGEST = 1 << 62  # largest number in a report; the kernel's counters have 64 bits
 PROGRESS_VARIABLE = "FTCLUSTER_PROGRESS_FD"  # set by the guardian
 SCRIPT = "script"  # the activity of a rank that runs a user's script
@@ -34,7 +34,7 @@ def rank_of(hello: bytes, secret: str) -> int | None:
     """Return the rank in a guardian's first line; None while the line is incomplete.
 
     Raises:
-        ValueError: the line does not have the secret, or is not a line of `hello_of`.
+        ValueError: the line does not contain the secret, or is not a line of `hello_of`.
     """
     greeting = secret.encode() + b" "
     if len(hello) >= len(greeting) and not hmac.compare_digest(hello[: len(greeting)], greeting):
@@ -46,10 +46,10 @@ def rank_of(hello: bytes, secret: str) -> int | None:
 
 
 def read_report(line: bytes) -> dict[str, Any]:
-    """Return the known fields in a line of JSON from a rank or its guardian.
+    """Return the known fields of a report: a line of JSON from a rank or its guardian.
 
     Raises:
-        ValueError: the line is no report, or a field has an unexpected type or size.
+        ValueError: the line is not a report, or a field has an unexpected type or size.
     """
     try:
         report = json.loads(line)
@@ -60,11 +60,11 @@ def read_report(line: bytes) -> dict[str, Any]:
 
 def _fields(report: Any, forms: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
     if not isinstance(report, dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     fields = {name: report[name] for name in forms if name in report}
     wrong = [name for name, value in fields.items() if not forms[name](value)]
     if wrong:
-        raise ValueError(f"of another form: {', '.join(wrong)}")
+        raise ValueError(f"unexpected type or size: {', '.join(wrong)}")
     return fields
 
 
@@ -151,12 +151,13 @@ REPORT: Mapping[str, Callable[[Any], bool]] = {
 
 
 def report(step: int, doing: str, pid: int | None = None) -> None:
-    """Report the step and the activity: loading, forward, all-reduce, evaluating, saving, SCRIPT.
+    """Report the step and the activity to the guardian.
 
-    This never waits, and does nothing without a guardian.
+    The function never waits. Without a guardian, it does nothing.
 
     Args:
-        pid: process of the activity, if not this one.
+        doing: activity: loading, forward, all-reduce, evaluating, saving or SCRIPT.
+        pid: process id of the activity; None means this process.
     """
     _write({"step": step, "doing": doing, **({"pid": pid} if pid else {})})
 
@@ -173,7 +174,7 @@ def _write(message: Mapping[str, Any]) -> None:
 
 
 def keep_from_children() -> None:
-    """Make programs that this process executes report nothing."""
+    """Prevent programs that this process executes from sending reports."""
     descriptor = os.environ.pop(PROGRESS_VARIABLE, None)
     if descriptor:
         os.set_inheritable(int(descriptor), False)
@@ -185,7 +186,7 @@ def write_stacks_on_signal() -> None:
 
 
 def ask_for_stacks(pid: int) -> bool:
-    """Request a process's stacks, unless the signal would end it; return True if it was sent."""
+    """Request a process's stacks, unless the signal would end it; return True if requested."""
     with contextlib.suppress(OSError):  # the process has ended
         status = Path(f"/proc/{pid}/status").read_text()
         caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)

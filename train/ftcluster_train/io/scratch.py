@@ -1,7 +1,7 @@
 """Temporary folders beside the entries of a cache.
 
-A process that is killed, by the kernel for lack of memory for example, cannot remove its folder.
-The kernel frees the folder's lock, so the next process on this host can remove the folder. Standard
+A process that is killed, for example because memory is short, cannot remove its folder. The kernel
+then frees the folder's lock, so the next process on this host can remove the folder. Standard
 library only.
 """
 
@@ -15,21 +15,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SUFFIX = ".scratch"
-RANDOM = 8  # characters that mkdtemp adds
+RANDOM = 8  # number of random characters that mkdtemp adds
 
 
 @contextmanager
 def scratch_folder(cache: Path, name: str) -> Iterator[Path]:
-    """Yield a new folder in `cache`; remove it afterwards, if it still has this name.
+    """Yield a new folder in `cache`, and remove it afterwards unless it has been renamed.
 
-    Folders that killed processes of this host have left there are removed first.
+    Folders that killed processes on this host have left in `cache` are removed first.
     """
     cache.mkdir(parents=True, exist_ok=True)
     remove_abandoned(cache)
     parent = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(parent, fcntl.LOCK_SH)  # so nobody removes the folder before it is locked
+            fcntl.flock(
+                parent, fcntl.LOCK_SH
+            )  # keeps others from removing the folder before it is locked
         folder = Path(tempfile.mkdtemp(SUFFIX, f".{name}.{_host()}.", cache))
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         with suppress(OSError):
@@ -44,9 +46,9 @@ def scratch_folder(cache: Path, name: str) -> Iterator[Path]:
 
 
 def remove_abandoned(cache: Path) -> None:
-    """Remove the temporary folders of a cache whose processes on this host have ended.
+    """Remove temporary folders in a cache if their processes on this host have ended.
 
-    Locks may not work between the hosts that share a cache, so folders of other hosts stay.
+    Locks may not work between hosts that share a cache, so folders of other hosts are kept.
     """
     try:
         parent = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
@@ -64,7 +66,7 @@ def remove_abandoned(cache: Path) -> None:
             else:
                 abandoned[folder] = lock
     except OSError:
-        pass  # another process does the same, or the file system has no locks
+        pass  # another process is removing folders, or the file system has no locks
     finally:
         os.close(parent)
     for folder, lock in abandoned.items():
@@ -73,5 +75,5 @@ def remove_abandoned(cache: Path) -> None:
 
 
 def _host() -> str:
-    """Return this host's name without dots, so that it is a whole part of a folder's name."""
+    """Return this host's name without dots, because dots separate the parts of a folder's name."""
     return socket.gethostname().replace(".", "-")

@@ -1,4 +1,4 @@
-"""Detection of an orderly shutdown of this host. Standard library only."""
+"""Detects an orderly shutdown of this host. Standard library only."""
 
 import contextlib
 import subprocess
@@ -12,9 +12,9 @@ UNKNOWN = ("", "unknown", "offline")  # see `is-system-running` in systemctl(1)
 
 
 def is_stopping() -> bool | None:
-    """Return True if this host is shutting down, or None if its systemd does not answer.
+    """Return True if this host is shutting down, and None if its systemd does not respond.
 
-    The bus that systemctl uses ends before the last processes do, so the function first reads the
+    The bus that systemctl uses ends before the last processes end, so the function first reads the
     name of process 1. A host without systemd counts as running.
     """
     if not SYSTEMD.is_dir():

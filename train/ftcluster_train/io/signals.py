@@ -1,7 +1,7 @@
-"""Signals with the process that sent them. Standard library only.
+"""Receives signals together with their senders. Standard library only.
 
-Python's signal handlers do not get the sender. A thread therefore waits for the signals, which are
-blocked in all threads, with sigwaitinfo(2), and calls the handler in the main thread.
+Python does not tell signal handlers who sent a signal. Therefore, the signals are blocked in all
+threads, and a thread waits for them with sigwaitinfo(2) and calls the handler in the main thread.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from ftcluster_common.protocol.launch import RUN_VARIABLE
 from ftcluster_train.io.processes import run_of
 from ftcluster_train.io.shutdown import is_stopping
 
-WAKE_SIGNAL = signal.SIGRTMIN + 6  # interrupts the main thread; users' scripts get no such signal
+WAKE_SIGNAL = signal.SIGRTMIN + 6  # interrupts the main thread; never sent to users' scripts
 INIT = 1  # process id of systemd
 OUTSIDE = 0  # process id of a sender outside this container
-NAME_LENGTH = 64
+NAME_LENGTH = 64  # maximum characters of the name of an account or a program
 
 
 @dataclass
@@ -33,9 +33,9 @@ class Received:
         number: number of the signal.
         pid: process id of the sender; OUTSIDE if this container does not see it, -1 if unknown.
         user: name of the account that sent the signal, or its number; "" if unknown.
-        program: name of the sending program; "" if it has ended.
+        program: name of the sending program; "" if it is unknown, for example because it has ended.
         internal: True if a process of the same run sent the signal.
-        stopping: True if the host is shutting down, False if it is not; None if that is unknown, or
+        stopping: True if the host is shutting down, False if it is not, None if this is unknown or
             not known yet.
     """
 
@@ -59,7 +59,7 @@ class Received:
 
 
 def take_signals(numbers: Collection[int], take: Callable[[Received], None]) -> None:
-    """Call a function in the main thread for each signal, like a signal handler.
+    """Call `take` in the main thread for each of these signals, like a signal handler.
 
     Call this in the main thread, before it starts other threads. Child processes inherit the
     blocked signals.
@@ -82,18 +82,18 @@ def take_signals(numbers: Collection[int], take: Callable[[Received], None]) -> 
             take(arrived.popleft())
 
     signal.signal(WAKE_SIGNAL, wake)
-    for number in numbers:  # a thread that a library has started may not block the signals
+    for number in numbers:  # a thread of a library may not block the signals
         signal.signal(number, lambda number, _frame: take(Received(number)))
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     threading.Thread(target=wait, daemon=True).start()
 
 
 def read_sender(info: Any, ancestors: Collection[int]) -> Received:
-    """Return a signal with the facts about its sender in /proc.
+    """Return a signal with information about its sender from /proc.
 
     Args:
         info: result of `signal.sigwaitinfo`.
-        ancestors: processes that may forward signals of the run to this one.
+        ancestors: ids of processes that may forward signals of the run to this process.
     """
     pid, number = info.si_pid, info.si_signo
     process = Path(f"/proc/{pid}")
@@ -108,7 +108,7 @@ def read_sender(info: Any, ancestors: Collection[int]) -> Received:
 
 
 def account(uid: int) -> str:
-    """Return the name of an account, or its number if it has no name here."""
+    """Return the name of an account, or its number if the account has no name on this host."""
     try:
         return pwd.getpwuid(uid).pw_name[:NAME_LENGTH]
     except KeyError:
@@ -116,7 +116,7 @@ def account(uid: int) -> str:
 
 
 def ancestors_of(pid: int) -> set[int]:
-    """Return the process ids of a process's parent, of its parent, and so on, without INIT."""
+    """Return the process ids of a process's parent, grandparent and so on, without INIT."""
     ancestors: set[int] = set()
     while pid > INIT:
         try:

@@ -1,8 +1,8 @@
-"""The stack that a run uses: a shared lock on its folder, and a list of its packages.
+"""Locks the stack that a run uses, and lists the stack's packages.
 
-Setup takes the lock exclusively before it changes or removes a stack. The kernel releases the lock
-when the last process that holds it has ended. Standard library only, because every rank waits for
-these imports.
+A run holds a shared lock on the stack's folder. Setup takes an exclusive lock before it changes or
+removes a stack. The kernel releases a lock when the last process that holds it has ended. Standard
+library only, because every rank waits for these imports.
 
 This command prints the packages that a script's own requirements must be compatible with, as JSON:
 
@@ -27,13 +27,13 @@ def hold_stack(stack: Path, inherited: bool = False) -> None:
     """Protect a stack from changes for as long as this process lives.
 
     Args:
-        inherited: True if programs that this process executes keep the lock.
+        inherited: True if programs that this process executes also hold the lock.
 
     Raises:
-        TrainError: the stack is gone, or a setup is changing it for longer than WAIT_SECONDS.
+        TrainError: the stack does not exist, or setup is changing it for longer than WAIT_SECONDS.
     """
     host = socket.gethostname()
-    gone = TrainError(f"the stack {stack} is gone from {host}", "run ftcluster setup")
+    gone = TrainError(f"the stack {stack} no longer exists on {host}", "run ftcluster setup")
     try:
         descriptor = os.open(stack, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -42,8 +42,8 @@ def hold_stack(stack: Path, inherited: bool = False) -> None:
     if not lock_within(descriptor, SHARED, lambda: WAIT_SECONDS, PAUSE_SECONDS):
         os.close(descriptor)
         raise TrainError(
-            f"a setup is changing the stack {stack} on {host}",
-            "wait for its end, then start the run again",
+            f"ftcluster setup is changing the stack {stack} on {host}",
+            "wait until setup has ended, then start the run again",
         )
     try:
         same = os.path.samestat(os.fstat(descriptor), stack.stat())
@@ -60,12 +60,12 @@ def own_stack() -> Path:
 
 
 def stack_packages() -> dict[str, Any]:
-    """Return this Python's stack and its packages, which added packages must be compatible with.
+    """Return this Python's stack and its packages, with which added packages must be compatible.
 
-    For each package only the requirements of its extras are listed, because its other requirements
-    are in the stack already.
+    For each package, only the requirements of its extras are listed, because its other requirements
+    are already in the stack.
     """
-    import importlib.metadata  # not above, because every rank imports this module
+    import importlib.metadata  # imported here, because every rank imports this module
     import platform
     import sysconfig
 

@@ -1,5 +1,5 @@
-"""The only package that changes models or functions of torch, by entries that each have a guard.
+"""The only package that changes models or functions of torch; each change is an entry with a guard.
 
-`registry` defines entries. `patch_model` has the entries for a training. `script_functions` and
-`script_models` have the entries for a user's script (`ftcluster_train.fast`).
+`registry` defines entries. `patch_model` contains the entries for training. `script_functions` and
+`script_models` contain the entries for a user's script (`ftcluster_train.fast`).
 """

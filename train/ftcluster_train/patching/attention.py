@@ -1,4 +1,4 @@
-"""Redirection of calls of torch's attention to the kernel, and conversion of their arguments.
+"""Redirects calls of torch's attention to the kernel, and converts their arguments.
 
 A row may contain packed sequences, whose tokens attend only to tokens of the same sequence, see
 `ftcluster_kernels.documents`. The mask of such a row is a `DocumentMask` with the lengths of the
@@ -39,8 +39,8 @@ torch_attention = functional.scaled_dot_product_attention
 def cast_as_torch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the tensors in autocast's dtype, as torch's function casts its arguments.
 
-    This is needed because rotary positions and norms in fp32 make queries and keys fp32, but not
-    values.
+    This is needed because rotary positions and norms in fp32 return queries and keys in fp32, but
+    values stay in autocast's dtype.
     """
     if not torch.is_autocast_enabled("cpu"):
         return tensors
@@ -65,13 +65,13 @@ class Attention:
     """The guard, the kernel and the fallback function for `scaled_dot_product_attention`.
 
     Args:
-        with_dropout: False disables dropout.
-        max_length: maximum length in tokens; longer sequences use torch's function. 0: all
-            sequences use torch's function, without a notice.
-        exact_dropout: True for the exact dropout probability.
-        longer_with_dropout: True to ignore `max_length` for calls with dropout; only the limit of
-            the loop in C remains. With dropout torch's function keeps the whole matrix too, in
-            fp32.
+        with_dropout: False to disable dropout.
+        max_length: maximum length in tokens; longer sequences use torch's function. 0 means that
+            all sequences use torch's function, without a notice.
+        exact_dropout: True to use the exact dropout probability instead of a rounded one.
+        longer_with_dropout: True to ignore `max_length` for calls with dropout, so that only the
+            limit of the loop in C applies. With dropout, torch's function also keeps the whole
+            attention matrix, even in fp32.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Attention:
     def guard(self, *args: Any, **kwargs: Any) -> str | None:
         """Accept training calls with four dimensions, in fp32 or bf16, within the maximum length.
 
-        This includes the first pass of a gradient checkpoint, which keeps no graph.
+        The guard also accepts the first pass of a gradient checkpoint, which keeps no graph.
         """
         query, key, value, mask, dropout_p, causal, _, shared = _Call(*args, **kwargs)
         trained = query.requires_grad or key.requires_grad or value.requires_grad
@@ -112,17 +112,17 @@ class Attention:
             dtypes = {cast if dtype == torch.float32 else dtype for dtype in dtypes}
         why_not = ""
         if not query.ndim == key.ndim == value.ndim == 4:
-            why_not = "tensors without a dimension of heads"
+            why_not = "tensors without a dimension for heads"
         elif len(dtypes) > 1:
             why_not = "tensors of different types"
         elif not dtypes <= DTYPES:
             why_not = f"tensors of {dtypes.pop()}"
         elif mask is not None and mask.ndim != 4:
-            why_not = f"a mask of {mask.ndim} dimensions"
+            why_not = f"a mask with {mask.ndim} dimensions"
         elif not _fits(query, key, value, mask, causal, shared):
             return ""
         elif causal and lengths[0] != lengths[1]:
-            why_not = "a causal mask and more keys than queries"
+            why_not = "a causal mask and different numbers of queries and keys"
         elif max(lengths) > self._longest(p):
             why_not = f"more than {self._longest(p)} tokens"
         return f"torch computes attention with {why_not}" if why_not else None
@@ -135,7 +135,7 @@ class Attention:
             return self._of_documents(query, key, value, mask, p, scale)
         if shared:
             key, value = (_for_all_heads(x, heads) for x in (key, value))
-        # all queries may share a head of keys (Falcon's multi_query), or a batch of keys
+        # all heads may share the keys of one head (Falcon's multi_query), and all samples one batch
         key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
         # another thread may replace `_last`
         self._last = converted = masked(mask, query, key.shape[2], self._last)
@@ -172,9 +172,9 @@ class Attention:
         p: float,
         scale: float | None,
     ) -> torch.Tensor:
-        """Return attention inside packed sequences; inputs have shape (1, heads, all tokens, size).
+        """Return attention within packed sequences; inputs have shape (1, heads, all tokens, size).
 
-        Queries whose heads share keys are rows of one matrix, so keys need not be repeated.
+        Queries of heads that share keys are rows of one matrix, so keys need not be repeated.
         """
         lengths, causal = mask.flatten().tolist(), isinstance(mask, CausalDocumentMask)
         exact = self._exact_dropout
@@ -206,7 +206,7 @@ class Attention:
 
 
 def takes_documents() -> bool:
-    """Return True if torch's function is replaced by one that supports document masks."""
+    """Return True if torch's function is replaced by a function that supports document masks."""
     x = torch.zeros(1, 1, 1, 1, dtype=torch.float32, device="cpu")
     try:
         functional.scaled_dot_product_attention(x, x, x, document_mask([1], causal=False))
@@ -223,11 +223,11 @@ def _fits(
     causal: bool,
     shared: bool,
 ) -> bool:
-    """Return True if the kernel supports the shapes, given the shapes of the queries.
+    """Return True if the kernel supports the shapes.
 
-    All tensors have four dimensions. Keys and values have the batch size and heads of the queries,
-    or size 1 there. If `shared`, several heads of queries may also share a head of keys. A mask
-    contains values to add, or is boolean.
+    All tensors must have four dimensions. Keys and values must have the queries' batch size and
+    number of heads, or size 1 in these dimensions. If `shared`, several heads of queries may also
+    share a head of keys. A mask contains values to add, or is boolean.
     """
     batch, heads, queries, size = query.shape
     keys = key.shape[2]
@@ -252,12 +252,12 @@ def _fits(
 
 
 def _is_documents(mask: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Return True if a mask has the lengths of packed sequences."""
+    """Return True if a mask contains the lengths of packed sequences."""
     return isinstance(mask, DocumentMask)
 
 
 def _bias_of(group: Group, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the bias that hides a group's padding, shape (1, documents, 1, longest)."""
+    """Return the bias that masks a group's padding, shape (1, documents, 1, longest)."""
     if group.padding is None:
         return None
     hidden = group.padding.view(1, group.count, 1, -1)

@@ -1,9 +1,9 @@
-"""One explicit object with the data that patched functions and hooks need besides their arguments.
+"""Defines the object with data that patched functions and hooks need besides their arguments.
 
-A model calls torch's functions and its own modules itself, so this package cannot add arguments to
+A model itself calls torch's functions and its own modules, so this package cannot add arguments to
 these calls. The code that runs a pass therefore enters a `BatchContext`, and functions and hooks
-read their thread's innermost context. This is the only such channel: no attribute of a tensor and
-no global variable carries anything to a kernel (tests/unit/test_hidden_channels.py). Each thread
+read the innermost context of their thread. No other channel is allowed: no attribute of a tensor
+and no global variable passes data to a kernel (tests/unit/test_hidden_channels.py). Each thread
 has its own contexts, because threads may train different models. autograd runs the backward pass of
 CPU tensors in the thread that called it, and gradient checkpointing recomputes in the same thread.
 """
@@ -28,11 +28,11 @@ RowGradients = list[tuple[torch.Tensor, torch.Tensor]]  # indices of rows, and f
 
 @dataclass(frozen=True)
 class GradientSinks:
-    """The destinations of parameters' gradients, instead of the attribute `grad`.
+    """The destinations to which parameters' gradients go instead of the attribute `grad`.
 
     Attributes:
-        sums: memory that the matmul of a weight's gradient adds to, for each weight.
-        rows: gradients of single rows that wait for the optimizer, for each embedding.
+        sums: for each weight, memory to which the matmul for its gradient adds its result.
+        rows: for each embedding, gradients of single rows for the next optimizer step.
     """
 
     sums: MutableMapping[torch.Tensor, GradientSums] = field(default_factory=dict)
@@ -43,17 +43,18 @@ class GradientSinks:
 class BatchContext:
     """Data about a model's parameters and the batch, for a forward and a backward pass.
 
-    Enter it for the pass. Contexts nest; the innermost one counts.
+    Enter the context for the duration of the pass. Contexts nest; the innermost context is used.
 
     Attributes:
-        fp32_weights: values in fp32 that norms and embeddings read, for each parameter.
+        fp32_weights: for each parameter, the fp32 values that norms and embeddings read.
         exact_weights: parameters of layers that are computed in fp32.
         adapters: low-rank adapter of the layer that a weight belongs to, by weight.
         token_rows: trained rows of a frozen embedding or output layer, by weight.
         sinks: destinations of gradients.
-        pending_gathers: functions that wait for weights that may not be read yet, for each weight.
+        pending_gathers: for each weight that is still being gathered, a function that waits for
+            the weight; call it before the weight is read.
         rows: rows of the batch that layers compute; None means all.
-        copies: bf16 copies of norms' outputs; None if norms keep no copies.
+        copies: bf16 copies of the outputs of norms; None if norms keep no copies.
     """
 
     fp32_weights: Mapping[torch.Tensor, torch.Tensor] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class _Entered(threading.local):
 
 
 _entered = _Entered()
-NOTHING = BatchContext()  # used where there is no context; its mappings stay empty
+NOTHING = BatchContext()  # used outside of contexts; its mappings stay empty
 
 
 def current_context() -> BatchContext | None:
@@ -93,13 +94,13 @@ def current_context() -> BatchContext | None:
 
 
 def current_rows() -> Rows | None:
-    """Return the rows that layers compute now; None means all."""
+    """Return the rows that layers must compute at present; None means all rows."""
     contexts = _entered.contexts
     return contexts[-1].rows if contexts else None
 
 
 def sums_for(weight: torch.Tensor | None) -> GradientSums | None:
-    """Return the sums for the gradient of a weight in this pass, or None for autograd."""
+    """Return the memory for a weight's gradient in this pass; None means that autograd keeps it."""
     contexts = _entered.contexts
     return contexts[-1].sinks.sums.get(weight) if contexts and weight is not None else None
 
@@ -129,7 +130,7 @@ def token_rows_of(model: nn.Module) -> dict[torch.Tensor, TokenRows]:
 
 
 def context_of(model: nn.Module) -> BatchContext:
-    """Return the context of passes through a model that no optimizer updates."""
+    """Return a context for passes through a model that no optimizer updates."""
     return BatchContext(
         exact_weights=exact_parameters(model),
         adapters=adapters_of(model),

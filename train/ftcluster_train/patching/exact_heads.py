@@ -1,9 +1,9 @@
-"""The last layer of models that output a number, a rank or a choice, computed in fp32.
+"""Computes the last layer in fp32 for models that output a number, a rank or a choice.
 
-bf16 has three digits. Rounded to bf16, scores of different texts may be equal, and a value near
-1,500 becomes a multiple of 8. Such a layer has few outputs, so fp32 costs nothing; the layers
-before it stay in bf16. Training keeps its weights in fp32 (`engine.optim.flat_params`), and
-`fp32_residuals.Linear` computes with them.
+bf16 has a precision of three decimal digits. Rounded to bf16, scores of different texts may be
+equal, and a value near 1,500 becomes a multiple of 8. The last layer has few outputs, so fp32 costs
+almost nothing; the layers before it stay in bf16. Training keeps the weights of the last layer in
+fp32 (`engine.optim.flat_params`), and `fp32_residuals.Linear` computes with these weights.
 """
 
 import torch
@@ -13,7 +13,7 @@ from ftcluster_kernels.products import torch_linear
 
 
 def exact_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """Return the weights of the last layer of a model that has `num_labels` outputs.
+    """Return the parameters of a model's last layer, which must have `num_labels` outputs.
 
     The last layer of a language model is excluded: it has as many outputs as the vocabulary has
     tokens. A model without a head has no layer outside its `base_model`.

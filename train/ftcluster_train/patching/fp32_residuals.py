@@ -1,9 +1,9 @@
-"""Residuals, norms and embeddings in fp32 with weights in bf16, as under autocast.
+"""Computes residuals, norms and embeddings in fp32 although weights are bf16, as under autocast.
 
-With weights in bf16 a model's own code would keep its residuals in bf16, too. torch would sum the
-gradients of norms and embeddings in bf16, where long sums stagnate (bench/notes/upstream.md). Here
-embeddings and norms return fp32, so the residuals that are added to them are fp32 too, and only
-matrix multiplications get bf16.
+With weights in bf16, a model's own code would also keep its residuals in bf16. torch would sum the
+gradients of norms and embeddings in bf16, and long sums in bf16 stagnate (bench/notes/upstream.md).
+In this module, embeddings and norms return fp32, so the residuals are fp32 too, and only matrix
+multiplications get bf16.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from ftcluster_train.patching.exact_heads import exact_linear
 from ftcluster_train.patching.registry import FunctionPatch, always
 from ftcluster_train.patching.skipped_rows import rows_read
 
-MANY_ELEMENTS = 1 << 20  # size of a large embedding: 2 MB of gradients in bf16
+MANY_ELEMENTS = 1 << 20  # minimum size of a large embedding: 2 MB of gradients in bf16
 # the functions at import time, which `ftcluster_train.fast` may have replaced already
 torch_layer_norm = functional.layer_norm
 torch_embedding = functional.embedding
@@ -38,7 +38,7 @@ torch_embedding = functional.embedding
 def _has_fp32_weight(
     _: torch.Tensor, __: Sequence[int], weight: torch.Tensor | None = None, *___: Any, **____: Any
 ) -> str | None:
-    """Accept weights that have both fp32 master values and a copy in bf16."""
+    """Accept weights that have fp32 values in the current context."""
     return None if weight in (current_context() or NOTHING).fp32_weights else ""
 
 
@@ -102,8 +102,8 @@ EMBEDDING = FunctionPatch(functional, torch_embedding, _is_plain_embedding, embe
 class _Embedding(torch.autograd.Function):  # type: ignore[misc]
     """A lookup of rows in fp32; the weight's gradient has the weight's dtype.
 
-    Gradients of equal tokens are summed in fp32. If `row_gradients` is set, it gets the gradients
-    of single rows, because a batch uses few rows of a large vocabulary.
+    Gradients of equal tokens are summed in fp32. If `row_gradients` is set, the gradients of single
+    rows are appended to it instead, because a batch uses only few rows of a large vocabulary.
     """
 
     @staticmethod
@@ -138,7 +138,7 @@ class _Embedding(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _row_gradients(weight: torch.Tensor) -> RowGradients | None:
-    """Return the list for gradients of single rows, or None if the table gets a whole gradient."""
+    """Return the list for gradients of single rows; None if the weight gets a whole gradient."""
     if weight.numel() < MANY_ELEMENTS:
         return None
     return (current_context() or NOTHING).sinks.rows.get(weight)
@@ -147,11 +147,11 @@ def _row_gradients(weight: torch.Tensor) -> RowGradients | None:
 class Linear:
     """The function for linear layers; it reads the rounded copy of a norm's output if there is one.
 
-    The layers of query, key and value have the same input, and autocast would round it three times.
+    The layers for query, key and value have the same input, which autocast would round three times.
 
     Args:
-        head: weight of a layer that must return its input.
-        head_factor: factor of that layer's input.
+        head: weight of a layer that must return its input; None if there is no such layer.
+        head_factor: factor by which that layer multiplies its input.
     """
 
     def __init__(self, head: torch.Tensor | None = None, head_factor: float = 1.0) -> None:

@@ -1,8 +1,8 @@
-"""Steps of Adam and AdamW by torch's fused kernel, which makes one pass over the weights.
+"""Makes steps of Adam and AdamW with torch's fused kernel, in one pass over the weights.
 
 The kernel reads parameter, gradient and state in the order of their memory and ignores strides, so
-all layouts are compared before each step. Between steps an optimizer's groups are as the script
-made them, so the states that a script saves or copies do not contain the choice of this kernel.
+all layouts are compared before each step. Between steps, an optimizer's parameter groups are as the
+script made them, so states that a script saves or copies do not contain the choice of this kernel.
 """
 
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ from ftcluster_train.patching.registry import ObjectPatch, report_once
 
 Group = dict[str, Any]
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
-STATE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}  # states with the shape of the weight
+STATE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}  # state tensors with the weight's shape
 
 
 def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[Group]:
-    """Yield groups that the fused kernel supports, and for which the script has chosen no kernel.
+    """Yield parameter groups that the fused kernel supports and for which no kernel is chosen.
 
     Parameters, gradients and state must be fp32 and have the same strides.
     """
@@ -38,13 +38,13 @@ def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[Group]:
             yield group
         else:
             report_once(
-                "a step of Adam is not fused: strides of a parameter, its gradient or its state "
-                "differ, which torch's fused kernel ignores"
+                "a step of Adam is not fused, because the strides of a parameter differ from those "
+                "of its gradient or state, and torch's fused kernel would ignore that"
             )
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
-    """Return True for an fp32 tensor or parameter of torch's own classes in this CPU's memory."""
+    """Return True for an fp32 tensor in CPU memory whose class is Tensor or Parameter of torch."""
     kind = type(parameter)
     return (
         kind in (torch.Tensor, torch.nn.Parameter)
@@ -54,7 +54,7 @@ def _is_plain(parameter: torch.Tensor) -> bool:
 
 
 def _is_aligned(parameter: torch.Tensor, states: Any) -> bool:
-    """Return True if gradient and state have the parameter's memory layout, without gaps."""
+    """Return True if gradient and state have the parameter's memory layout, and it has no gaps."""
     grad = parameter.grad
     if grad is None:  # the step skips the parameter
         return True
@@ -96,7 +96,7 @@ FUSED_ADAMW = ObjectPatch(_open_groups, _set_fused)
 
 
 class _FusedSteps:
-    """The hooks of all optimizers, with the groups of the steps in progress."""
+    """Hooks for all optimizers; keeps the groups that the steps in progress have changed."""
 
     def __init__(self) -> None:
         self._groups: WeakKeyDictionary[torch.optim.Optimizer, list[Group]] = WeakKeyDictionary()

@@ -1,7 +1,7 @@
-"""Redirection of a model's calls of torch functions to our kernels, while it is active.
+"""Redirects a model's calls of torch functions to our kernels while the mode is active.
 
-The redirection includes the last layer of a causal model. This layer need not compute logits if the
-loss uses the layer's weight.
+The mode also handles the last layer of a causal model, which need not compute logits if the loss is
+computed with the layer's weight.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,11 @@ from ftcluster_train.patching.batch_context import NOTHING, BatchContext, curren
 from ftcluster_train.patching.fp32_residuals import EMBEDDING, LAYER_NORM, Linear
 from ftcluster_train.patching.registry import FunctionPatch, has_hooks
 
-# factor of hidden states that reveals a cap of logits, which hardly changes small logits
+# factor for hidden states that makes logits so large that a cap of the logits becomes visible
 SOFTCAP_PROBE = 1e3
 
-# Functions that cannot change a tensor's values unnoticed. Any other function of a norm's output,
-# such as `data` or `numpy`, may expose its memory, so the rounded copy is dropped.
+# Functions that cannot change a tensor's values unnoticed. Any other function that gets a norm's
+# output, such as `data` or `numpy`, may expose the tensor's memory, so the rounded copy is dropped.
 READING = {
     torch_linear, torch.Tensor.size, torch.Tensor.dim, torch.Tensor.add, torch.Tensor.__add__,
     torch.Tensor.__radd__, torch.add,
@@ -36,16 +36,17 @@ if TYPE_CHECKING:
 class KernelMode(TorchFunctionMode):  # type: ignore[misc]
     """A mode that redirects a model's calls of torch functions to kernels.
 
-    A model's code and the names of its weights stay unchanged, whatever its architecture.
+    The model's code and the names of its weights stay unchanged, whatever the architecture is.
 
     Args:
-        patches: entries in addition to those of `fp32_residuals`.
+        patches: entries in addition to the entries of `fp32_residuals`.
         head: weight of the layer that turns hidden states into logits, if the loss is computed from
             hidden states; that layer then returns its input.
-        head_factor: factor of that layer's input.
-        say: callback for each call that torch computes, with the reason.
-        context: context of the model's parameters, see `context_of`; None for the context that is
-            already entered.
+        head_factor: factor by which that layer multiplies its input.
+        say: function that is called with the reason whenever torch computes a call; None if the
+            reasons are not needed.
+        context: context with the model's parameters, see `context_of`; None means the context that
+            is already entered.
 
     Attributes:
         patches: all entries.
@@ -73,7 +74,7 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Handle a function call; torch calls this in place of each function."""
+        """Handle a function call; torch calls this method instead of each function."""
         kwargs = kwargs or {}
         pending = self._entered[-1].pending_gathers
         if pending:
@@ -98,7 +99,7 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _wait_for(values: Sequence[Any], pending: Mapping[torch.Tensor, Callable[[], None]]) -> None:
-    """Wait for the tensors among a function's arguments that may not be read yet."""
+    """Wait for tensors among a function's arguments that are still being gathered."""
     for value in values:
         if isinstance(value, torch.Tensor) and value in pending:
             pending[value]()
@@ -111,8 +112,8 @@ def find_head(model: "PreTrainedModel", with_bias: bool = False) -> torch.Tensor
     """Return the weight that turns hidden states into logits, for `KernelMode`'s `head`.
 
     The function runs the model on a small input. It returns None if the model changes the logits
-    further, for example caps them, or if hooks see them. A constant factor of the logits is
-    allowed, because the hidden states can be scaled by it.
+    further, for example caps them, or if hooks see the logits. A constant factor of the logits is
+    allowed, because the hidden states can be multiplied by this factor instead.
 
     Args:
         with_bias: True if the layer may have a bias and the model may be an encoder.
@@ -126,7 +127,7 @@ def find_head(model: "PreTrainedModel", with_bias: bool = False) -> torch.Tensor
     bias = layer.bias
     if bias is not None and not with_bias:
         return None
-    plain = {} if with_bias else {"use_cache": False}  # an argument that encoders do not have
+    plain = {} if with_bias else {"use_cache": False}  # encoders do not accept this argument
     model.eval()
     tokens = torch.arange(8, dtype=torch.int64, device="cpu").unsqueeze(0) % layer.out_features
     inputs = {"input_ids": tokens, **plain}

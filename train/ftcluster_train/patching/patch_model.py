@@ -1,4 +1,4 @@
-"""The choice of entries that a model is trained with, and a report of the kernels a loss used."""
+"""Chooses the entries with which a model is trained, and reports the kernels that a loss used."""
 
 import copy
 import os
@@ -38,25 +38,27 @@ from ftcluster_train.patching.unpadding import UNPADDING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# makes transformers pass shared keys only once, even with a mask (5.23)
+# makes transformers pass shared keys without repeating them, even with a mask (5.23)
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
 CALLS_TORCH = ("sdpa", "ftcluster")  # attn_implementation values that use torch's function
 
 
 @dataclass(frozen=True)
 class Optimizations:
-    """The optimizations of a training; each can be disabled to measure it (bench/engine).
+    """The optimizations of training; each can be disabled to measure its effect (bench/engine).
 
     Attributes:
-        dropout: dropout masks that all threads compute together, see `ftcluster_kernels.dropout`.
-        attention: attention by matrix multiplications for short sequences, see
+        dropout: True to compute dropout masks with all threads, see `ftcluster_kernels.dropout`.
+        attention: True to compute attention by matrix multiplications for short sequences, see
             `ftcluster_kernels.attention`.
-        activations: one loop for each activation, RMSNorm and rotary position; see `activations`,
-            `norms` and `rotary` in `ftcluster_kernels`.
-        cross_entropy: cross entropy without logits in fp32, see `ftcluster_kernels.cross_entropy`.
-        bf16_weights: bf16 copy of fp32 master weights, see
+        activations: True to compute each activation, RMSNorm and rotary position in one loop; see
+            `activations`, `norms` and `rotary` in `ftcluster_kernels`.
+        cross_entropy: True to compute cross entropy without keeping logits in fp32, see
+            `ftcluster_kernels.cross_entropy`.
+        bf16_weights: True to train with a bf16 copy of the fp32 master weights, see
             `ftcluster_train.engine.optim.flat_params`.
-        group_by_length: batches of similar length, see `ftcluster_train.engine.data.sampler`.
+        group_by_length: True to make batches of samples of similar length, see
+            `ftcluster_train.engine.data.sampler`.
     """
 
     dropout: bool = True
@@ -74,7 +76,7 @@ class FusedLossTask(Protocol):
     reads_padding: bool
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
-        """Return the weight of the layer that must return its input; None: logits are needed."""
+        """Return the weight of the layer that must return its input; None if logits are needed."""
 
 
 class Log(Protocol):
@@ -95,7 +97,7 @@ def patch_model(
 
     Args:
         model: model whose activations are replaced in place, and whose unread rows are skipped.
-        attention_dropout: False disables the attention dropout of the model's configuration.
+        attention_dropout: False to disable the attention dropout in the model's configuration.
     """
 
     @cache
@@ -111,8 +113,9 @@ def patch_model(
     library = simd.library_path()
     if library is not None and not library.exists():
         notice(
-            "training is slower than it could be: ftcluster was built without a C compiler; "
-            "install gcc on the machine that builds it, and run `ftcluster setup` again"
+            "training is slower than it could be, because ftcluster was built without a C "
+            "compiler; install gcc on the machine that builds ftcluster, and run `ftcluster setup` "
+            "again"
         )
     longest = ATTENTION_TOKENS if optimizations.attention else 0
     patches = [Attention(attention_dropout, longest).patch()]
@@ -128,8 +131,8 @@ def patch_model(
         head = task.use_fused_loss(model)
         if head is None and task.large_vocabulary:
             notice(
-                f"the logits of {kind} need more than a matrix multiplication, so the loss is "
-                "computed from them and takes more memory"
+                f"{kind} computes logits with more than a matrix multiplication, so the fused loss "
+                "cannot be used: the logits are kept in memory, which takes more memory"
             )
     return KernelMode(patches, head, say=notice)
 
@@ -150,10 +153,10 @@ def kernels_in_use(loss: torch.Tensor, model: nn.Module) -> list[str]:
 
 
 def parts_without_kernel(model: nn.Module, used: Collection[str]) -> str:
-    """Return a text with the model's classes that have no kernel and the reasons; "" for none.
+    """Describe the model's classes that have no kernel, with the reasons; "" if there are none.
 
-    The result includes classes that look like attention, norms, gated MLPs or rotary positions.
-    Call this after a training step.
+    Only classes that look like attention, norms, gated MLPs or rotary positions are checked. Call
+    this after a training step.
 
     Args:
         used: result of `kernels_in_use`.
@@ -166,7 +169,7 @@ def parts_without_kernel(model: nn.Module, used: Collection[str]) -> str:
 def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
     # transformers has no public name for the attribute (5.23)
     chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    why = "its calls have types or shapes that the kernel does not support"
+    why = "it calls attention with dtypes or shapes that the kernel does not support"
     if chosen not in (None, *CALLS_TORCH):
         why = f"attn_implementation={chosen} does not call the function that the kernel replaces"
     for module in model.modules():
@@ -181,15 +184,15 @@ def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
             # torch's LayerNorm calls torch's function, whose guard decides whether a kernel runs
             "Norm" in name and "norm" not in used and type(module) is not nn.LayerNorm
         ):
-            yield f"{name} uses its own code: its norm differs from the kernel's"
+            yield f"{name} uses its own code, because the kernel computes a different norm"
         elif "Rotary" in name and "rotary" not in used:
-            yield f"{name} uses its own code: its function, types or shapes have no kernel"
+            yield f"{name} uses its own code, because its function, dtypes or shapes have no kernel"
         elif any(part in ("gate_proj", "gate_up_proj") for part in parts):
-            yield f"{name} uses its own code: its layers or its activation have no kernel"
+            yield f"{name} uses its own code, because its layers or its activation have no kernel"
 
 
 def functions_of(loss: torch.Tensor) -> set[str]:
-    """Return the names of all functions that computed a loss."""
+    """Return the names of all autograd functions in the graph of a loss."""
     return {node.name() for node in _nodes_of(loss)}
 
 
@@ -206,22 +209,22 @@ def _nodes_of(loss: torch.Tensor) -> set[Any]:
 
 
 def _kernel_of(node: Any) -> str:
-    """Return the name of the kernel that a node of a graph belongs to, or "".
+    """Return the name of the kernel to which a node of a graph belongs, or "".
 
-    Each autograd function of `ftcluster_kernels` has the name as its attribute `kernel`.
+    The attribute `kernel` of each autograd function in `ftcluster_kernels` contains the name.
     """
     name: str = getattr(function_of(node), "kernel", "")
     return name
 
 
 def _is_ours(module: nn.Module) -> bool:
-    """Return True if a module's forward pass is one of our GELUs, which may also run in torch."""
+    """Return True if a module's forward pass is one of our GELUs, even if torch computes it."""
     forward = vars(module).get("forward", type(module).forward)
     return getattr(forward, "function", forward) in (one_kernel_gelu, tanh_gelu)
 
 
 def disable_dropout(model: "PreTrainedModel") -> None:
-    """Disable dropout in a model and its adapters; the saved configuration stays."""
+    """Disable dropout in a model and its adapters; the saved configuration is not changed."""
     config = copy.deepcopy(model.config)
     for name, value in vars(config).items():
         if "drop" in name and isinstance(value, float):

@@ -1,8 +1,8 @@
-"""The calls of torch's functions that a kernel may compute, and their requirements.
+"""Decides which calls of torch's functions in users' scripts a kernel may compute.
 
-Every entry of `script_functions` has a `Plain`, which is checked before the entry's guard. A
-`Plain` allows only known arguments, so calls with arguments that torch or a library adds later go
-to torch.
+Each entry of `script_functions` has a `Plain`, which is checked before the entry's guard. A `Plain`
+allows only known arguments. Calls with arguments that torch or a library adds later are therefore
+left to torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ OPTIONS = frozenset({bool, int, float, str, type(None), torch.Size})
 
 
 def is_plain(value: Any) -> bool:
-    """Return True for an ordinary tensor of this CPU."""
+    """Return True for an ordinary tensor in CPU memory."""
     return type(value) in TENSORS and is_ordinary(value)
 
 
 @dataclass(frozen=True)
 class Plain:
-    """The ordinary calls of a function, with tensors in memory and without tracing or transforms.
+    """The ordinary calls of a function: tensors in CPU memory, and no tracing or transforms.
 
     Attributes:
         tensors: names of the function's first arguments, which must be tensors.
-        optional: names of other arguments that may be tensors, by position.
-        without_graph: True if the kernel also supports calls without a graph, such as evaluations.
+        optional: names of other arguments that may be tensors, by argument position.
+        without_graph: True if the kernel also supports calls without gradients, as in evaluation.
     """
 
     tensors: tuple[str, ...]
@@ -61,7 +61,7 @@ class Plain:
 
 
 def _is_known(value: Any, may_be_tensor: bool) -> bool:
-    """Return True for a list or tuple of integers, and if allowed for an ordinary tensor."""
+    """Return True for a list or tuple of integers, and for an ordinary tensor if allowed."""
     if may_be_tensor and is_plain(value):
         return True
     return type(value) in (list, tuple) and all(type(number) is int for number in value)

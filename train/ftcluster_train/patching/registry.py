@@ -1,4 +1,4 @@
-"""Defines an entry: the changed object, the change, and a guard that each entry must have.
+"""Defines entries: each entry names the changed object, the change, and a guard.
 
 Rank 0 reports each kind of unsupported call once.
 """
@@ -33,16 +33,16 @@ def always(*_: Any, **__: Any) -> None:
 
 @dataclass(frozen=True)
 class FunctionPatch:
-    """A function whose calls go to a kernel if the kernel computes the same.
+    """A function whose calls go to a kernel if the kernel computes the same result.
 
     Attributes:
-        owner: module or class that has the function.
+        owner: module or class that contains the function.
         original: the owner's function before the patch.
-        guard: function of a call's arguments. It returns None if the kernel computes the same as
-            the original. Otherwise it returns the reason for users, or "" if there is nothing to
-            report.
+        guard: function that gets a call's arguments. It returns None if the kernel computes the
+            same result as the original. Otherwise, it returns the reason as a message for users,
+            or "" if there is nothing to report.
         kernel: function with the original's arguments.
-        fallback: function for calls that the guard refuses; by default the original.
+        fallback: function for calls that the guard refuses; None means the original.
     """
 
     owner: Any
@@ -55,7 +55,8 @@ class FunctionPatch:
         """Return the function that replaces the original.
 
         Args:
-            say: callback for each call that goes to the original, with the reason.
+            say: function that is called with the guard's reason if a call is refused; None if the
+                reasons are not needed.
         """
         guard, kernel, fallback = self.guard, self.kernel, self.fallback or self.original
 
@@ -68,9 +69,9 @@ class FunctionPatch:
                 say(why_not)
             return fallback(*args, **kwargs)
 
-        # Pickle stores a function as its module and name, and looks it up there, so both must lead
-        # to the patched function in its owner. Some functions of torch name a C module instead,
-        # which still has the original function.
+        # Pickle stores a function's module and name, and looks up the function there, so both must
+        # lead to the patched function in its owner. Some functions of torch name a C module
+        # instead, which still contains the original function.
         owner = self.owner
         if not isinstance(owner, type) and hasattr(owner, "__name__"):
             patched.__module__, patched.__qualname__ = owner.__name__, self.original.__name__
@@ -82,8 +83,8 @@ class ObjectPatch(Generic[Place]):
     """A change to parts of an object, such as a model, that does not change its results.
 
     Attributes:
-        guard: function that returns the parts of an object that may be changed, without parts that
-            are changed already.
+        guard: function that returns the parts of an object that may be changed, except parts that
+            are already changed.
         change: function that changes one of these parts.
     """
 
@@ -107,7 +108,7 @@ def is_ours(value: Any) -> bool:
 def without_patches(state: dict[str, Any]) -> dict[str, Any]:
     """Return a module's attributes without the hooks and forward passes of this package.
 
-    Without these, a saved model can be loaded where this package is not installed.
+    A model that is saved without them can be loaded where this package is not installed.
     """
     state = {
         name: value for name, value in state.items() if name != "forward" or not is_ours(value)
@@ -123,7 +124,7 @@ def without_patches(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_out_of_pickles() -> None:
-    """Make pickle and `copy.deepcopy` see modules without the changes of this package."""
+    """Hide the changes of this package from pickle and `copy.deepcopy`."""
     reduce = torch.nn.Module.__reduce_ex__
 
     @functools.wraps(reduce)
@@ -161,7 +162,7 @@ def computes_same(
     rtol: float,
     atol: float,
 ) -> bool:
-    """Return True if two functions return the same for inputs; False if one of them fails."""
+    """Return True if two functions return the same result; False if one of them fails."""
     # a script may call its model under autocast, whose rounding hides equality
     with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
         try:
@@ -185,6 +186,6 @@ def suggest_bf16() -> None:
     flags_here = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     if flags := [name for flag, name in BF16_FLAGS.items() if flag in flags_here]:
         report_once(
-            f"the script trains in fp32; with {flags[0]} this CPU is faster in bf16: --bf16 of "
-            'Trainer, mixed_precision="bf16" of Accelerate, or torch.autocast'
+            f"the script trains in fp32, but with {flags[0]} this CPU is faster in bf16: set "
+            '--bf16 for Trainer, or mixed_precision="bf16" for Accelerate, or use torch.autocast'
         )

@@ -1,4 +1,4 @@
-"""The rows of a padded batch that layers compute."""
+"""Records which rows of a padded batch the layers must compute."""
 
 import torch
 from torch import nn
@@ -12,14 +12,14 @@ class Rows:
     Attributes:
         model: the model that was called.
         shape: (samples, tokens) of the inputs.
-        padded_shape: the shape before `unpad`; None if that was not called.
-        shown: True if the caller gets the hidden states of each layer.
+        padded_shape: the shape before `unpad` was called; None if it was not called.
+        shown: True if the model returns the hidden states or attentions of each layer.
         tokens: indices of the rows that are not padding.
         lengths: the number of rows that are not padding in each sample.
-        real: the same indices as `tokens`; None if skipping the padding would save too little time.
-        usual: rows that most layers compute; None means all.
-        last: rows that layers after the last attention compute.
-        read: rows that the current layer computes.
+        real: the indices in `tokens`; None if skipping padding would save too little time.
+        usual: rows that most layers compute; None means all rows.
+        last: rows that layers after the last attention compute; None means all rows.
+        read: rows that the current layer computes; None means all rows.
     """
 
     def __init__(self, model: nn.Module, mask: torch.Tensor, classifies: bool, shown: bool) -> None:
@@ -27,7 +27,7 @@ class Rows:
         self.padded_shape: torch.Size | None = None
         self.tokens, self.lengths = mask.flatten().nonzero().flatten(), (mask != 0).sum(1).tolist()
         self.real: torch.Tensor | None = self.tokens
-        # a single sample has no padding, and may have the shape of DeBERTa's table of positions
+        # a single sample has no padding, and its shape may equal DeBERTa's table of positions
         if len(mask) == 1 or len(self.real) > MANY_ROWS * mask.numel():
             self.real = None
         self.usual = self.read = self.real if classifies else None

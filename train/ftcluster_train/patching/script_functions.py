@@ -1,6 +1,6 @@
 """Entries for users' scripts: functions that are replaced in the whole process.
 
-Unsupported calls go to torch: evaluations, other devices and dtypes, tracing and compiling.
+Unsupported calls are left to torch: evaluation, other devices and dtypes, tracing and compiling.
 """
 
 import functools
@@ -39,8 +39,8 @@ def _of_script(patch: FunctionPatch, plain: Plain, says_fp32: bool = False) -> F
     """Return an entry that is limited to ordinary calls.
 
     Args:
-        plain: calls that the entry's guard supports; others go to torch.
-        says_fp32: True if calls in training report that bf16 would be faster.
+        plain: calls that the entry's guard supports; other calls are left to torch.
+        says_fp32: True to report for training calls in fp32 that bf16 would be faster.
     """
 
     @functools.wraps(patch.guard)
@@ -80,7 +80,7 @@ def _linear(
 
 
 def _is_cast(values: torch.Tensor) -> bool:
-    """Return True if torch's function would compute in fp32."""
+    """Return True if torch's function would cast the values to fp32."""
     return values.dtype == torch.bfloat16 and bool(torch.is_autocast_enabled("cpu"))
 
 
@@ -135,7 +135,7 @@ def _is_cross_entropy(
     plain = weight is None and size_average is None and reduce is None and not label_smoothing
     if plain and reduction in ("mean", "sum", "none"):
         return None
-    why_not = "torch computes cross entropy with class weights or label smoothing"
+    why_not = "torch computes the cross entropy if it has class weights or label smoothing"
     return why_not if input.requires_grad else ""
 
 
@@ -150,9 +150,9 @@ def _cross_entropy(
 
 
 def _is_compiled(model: Any = None, *_: Any, **__: Any) -> str:
-    """Accept no call, because torch.compile stays as it is; return the notice for users."""
+    """Accept no call, because torch.compile is not replaced; return the notice for users."""
     is_model = isinstance(getattr(model, "__self__", model), torch.nn.Module)
-    return "a compiled model keeps torch.compile's code" if is_model else ""
+    return "a compiled model runs the code of torch.compile, not our kernels" if is_model else ""
 
 
 _attention = Attention(with_dropout=True, exact_dropout=True, longer_with_dropout=True)
@@ -177,7 +177,7 @@ SCRIPT_FUNCTIONS = (
         FunctionPatch(functional, torch_layer_norm, _is_layer_norm, _layer_norm),
         Plain(("input",), {2: "weight", 3: "bias"}),
     ),
-    # its guard accepts no call: it only reports that compiled code uses no kernels
+    # the guard accepts no call; it only reports that compiled code does not use our kernels
     FunctionPatch(torch, torch.compile, _is_compiled, torch.compile),
 )
 _replacements = [(patch, patch.function(report_once)) for patch in SCRIPT_FUNCTIONS]
@@ -193,12 +193,12 @@ def replace_functions() -> bool:
     """Replace torch's functions by SCRIPT_FUNCTIONS in the whole process.
 
     Returns:
-        True at the first call, if this torch is new enough.
+        True at the first call if this version of torch is supported, otherwise False.
     """
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     if version < OLDEST_TORCH:
         report_once(
-            f"needs torch 2.5 or newer, so torch {torch.__version__} keeps its own functions"
+            f"the kernels need torch 2.5 or newer, so torch {torch.__version__} keeps its functions"
         )
         return False
     if functional.dropout is _replacements[0][1]:

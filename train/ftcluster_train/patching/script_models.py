@@ -1,4 +1,4 @@
-"""Replaces parts of models in users' scripts by kernels, and reports unsupported parts."""
+"""Replaces parts of models in users' scripts with kernels, and reports unsupported parts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ from ftcluster_train.patching.skipped_rows import (
 from ftcluster_train.patching.unpadding import UNPADDING
 
 ATTENTION = "ftcluster"
-# activations of transformers that are one of torch's functions
+# activations of transformers that only call one of torch's functions
 ONE_KERNEL = ("GELUActivation", "GELUTanh", "SiLUActivation", "MishActivation", "LinearActivation")
 
 _fused: WeakSet[nn.Module] = WeakSet()
@@ -55,9 +55,9 @@ def activation_patches() -> list[FunctionPatch]:
 def patch_script_model(model: nn.Module) -> None:
     """Skip a model's unread rows, fuse its modules, and report unsupported parts.
 
-    The modules use our kernels from the first training step on. Before this step a new model's
-    weights may not be loaded, and the guards still compare the results of the modules. Evaluations
-    stay unchanged, except for rotary positions.
+    The modules use our kernels from the first training step on. They are not fused earlier, because
+    a new model's weights may not be loaded yet, and the guards compare the results of the modules.
+    Evaluation stays unchanged, except for rotary positions.
     """
     SKIPPED_ROWS.apply(model)
     if reads_only_first_token(model):
@@ -68,10 +68,10 @@ def patch_script_model(model: nn.Module) -> None:
 
 
 class _InTraining:
-    """A module's forward pass in training; evaluations use the class's own forward pass.
+    """A module's forward pass in training; evaluation uses the class's own forward pass.
 
-    Training also uses the class's forward pass if that has changed since the guard compared it with
-    the kernel.
+    If the class's forward pass has changed since the guard compared it with the kernel, training
+    uses the class's forward pass too.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -100,13 +100,13 @@ def _fuse(model: nn.Module, _: Any) -> None:
 
 
 def _report_kernels_after_step(model: nn.Module) -> None:
-    """Make a model, but not its parts, report the kernels used at the end of a step."""
+    """Make a model, but not its parts, report the kernels in use after its next forward pass."""
     if not any(part is model for whole in list(_first_steps) for part in whole.modules()):
         _first_steps[model] = model.register_forward_hook(_tell, always_call=True)
 
 
 def _tell(model: nn.Module, _: Any, output: Any) -> None:
-    """Report the kernels used; called with the model's output, or None if it failed."""
+    """Report the kernels in use; `output` is the model's output, or None if the model failed."""
     handle = _first_steps.pop(model, None)
     if handle is None:  # another thread called the same model
         return
@@ -131,11 +131,13 @@ def check_model(model: nn.Module) -> None:
         kind = type(module)
         is_activation = kind.__module__ == "transformers.activations"
         if is_activation and kind.__name__ not in (*TANH_GELUS, *ONE_KERNEL):
-            report_once(f"the activation {kind.__name__} keeps its own code")
+            report_once(
+                f"the activation {kind.__name__} uses its own code, because it has no kernel"
+            )
 
 
 def register_attention() -> None:
-    """Register our attention in transformers under its name, if transformers supports that."""
+    """Register our attention in transformers as "ftcluster", if transformers supports that."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -156,7 +158,7 @@ def attention_forward(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute transformers' attention for sdpa.
+    """Compute attention with the arguments and results of transformers' sdpa.
 
     The output's shape is (batch, length, heads, head size).
 
@@ -165,7 +167,9 @@ def attention_forward(
     """
     for name in ("position_bias", "softcap", "cache"):
         if others.get(name) is not None:
-            raise ValueError(f"attn_implementation={ATTENTION} has no {name}; take sdpa or eager")
+            raise ValueError(
+                f"attn_implementation={ATTENTION} does not support {name}; use sdpa or eager"
+            )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     length = query.shape[2]
     causal = bool(causal) and attention_mask is None and length > 1

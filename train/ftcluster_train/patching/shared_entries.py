@@ -1,6 +1,6 @@
-"""The patches that trainings and scripts share: functions of torch and transformers, and modules.
+"""Patches for both training and scripts: functions of torch and transformers, and modules.
 
-One kernel then computes a whole GELU, RMSNorm, or activation of a gated MLP. A module keeps its
+One kernel computes a whole GELU, RMSNorm, or activation of a gated MLP. A module keeps its
 class, its layers and their names; only its `forward` changes.
 """
 
@@ -26,7 +26,7 @@ GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # keys: torch's names of approxim
 torch_dropout = functional.dropout  # `ftcluster_train.fast` may have replaced it
 # classes of transformers.activations; both compute GELU's tanh approximation in eight passes
 TANH_GELUS = ("NewGELUActivation", "FastGELUActivation")
-# names of a gated MLP's layers, and the inputs and outputs of the small layers that test it
+# names of a gated MLP's layers, and the (inputs, outputs) of the small layers in its test
 LAYERS = {"gate_proj": (3, 5), "up_proj": (3, 5), "down_proj": (5, 3)}
 GATED = {*LAYERS, "act_fn"}
 EPSILONS = ("variance_epsilon", "eps")  # names of RMSNorm's epsilon
@@ -75,7 +75,7 @@ class FusedForward:
     """The fused forward pass of a module.
 
     Args:
-        function: function of the module, the module's input, and `setting`.
+        function: function that is called with the module, the module's input, and `setting`.
     """
 
     def __init__(self, module: nn.Module, function: Callable[..., Any], setting: Any = None):
@@ -93,13 +93,13 @@ def one_kernel_gelu(_: nn.Module, x: torch.Tensor, __: None) -> torch.Tensor:
 
 
 def tanh_gelu(_: nn.Module, values: torch.Tensor) -> torch.Tensor:
-    """Compute the forward pass of these classes by torch's own GELU."""
+    """Compute the forward pass of the classes in TANH_GELUS with torch's own GELU."""
     return functional.gelu(values, approximate="tanh")
 
 
 def _gated_mlp(module: nn.Module, x: torch.Tensor, setting: tuple[str, nn.Module, Any]) -> Any:
     activation, act_fn, forward = setting
-    # all of these may change after the model was fused
+    # a script may change these after the model was fused
     if module.act_fn is not act_fn or act_fn.forward != forward or has_hooks(act_fn):
         return type(module).forward(module, x)
     return module.down_proj(activate(activation, module.gate_proj(x), module.up_proj(x)))
@@ -121,8 +121,8 @@ def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
 def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
     """Yield modules that compute a gated MLP; a test runs each module's class with small layers.
 
-    Modules of the same form that also clip, scale or drop values fail the test. If the activation
-    has hooks, the class's own code runs.
+    Modules that look alike but also clip, scale or drop values fail the test. If the activation has
+    hooks, the class's own code runs.
     """
     for module in _unpatched(model):
         attributes = vars(module)
@@ -157,7 +157,7 @@ def _activation_of(module: nn.Module) -> str | None:
 
 
 def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
-    """Yield modules that compute RMSNorm, such as T5's LayerNorm, but not times 1 + weight."""
+    """Yield modules that compute RMSNorm, such as T5's LayerNorm; not norms with 1 + weight."""
     if not simd.is_available():
         return
     for module in _unpatched(model):
@@ -175,12 +175,12 @@ def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
 
 
 def _line(first: float, last: float, count: int) -> torch.Tensor:
-    """Return inputs for a trial, whatever torch's default dtype and device are."""
+    """Return inputs for a test, independent of torch's default dtype and device."""
     return torch.linspace(first, last, count, dtype=torch.float32, device="cpu")
 
 
 def _unpatched(model: nn.Module) -> Iterator[nn.Module]:
-    """Return modules whose forward pass is their class's, unchanged."""
+    """Return modules whose forward pass is still the forward pass of their class."""
     return (module for module in model.modules() if "forward" not in vars(module))
 
 

@@ -1,11 +1,11 @@
-"""Rows of a padded batch that nothing reads in an encoder, so no layer needs to compute them.
+"""Skips rows of a padded batch that nothing reads in an encoder.
 
-Attention masks padding, so nothing reads the padding's keys and values. In a classifier that reads
+Attention masks padding, so nothing reads the keys and values of padding. In a classifier that reads
 the first token of each sample:
 
 - Nothing reads padding at all, because tokens interact only in attention.
-- After the last layer's attention only the first token is read.
-- Columns of padding after a batch's longest sample can be cut off. Scripts such as run_glue have
+- After the last layer's attention, only the first token is read.
+- Columns of padding after a batch's longest sample can be cut off. Scripts such as run_glue make
   such columns.
 
 Loss and gradients are the same up to rounding.
@@ -22,7 +22,7 @@ from ftcluster_train.patching.batch_context import BatchContext, current_context
 from ftcluster_train.patching.registry import HOOKS, ObjectPatch
 from ftcluster_train.patching.rows import Rows
 
-# model types in which only masked attention mixes tokens, and whose classifier reads the first
+# model types in which only masked attention mixes tokens; their classifier reads the first token
 FIRST_TOKEN = (
     "albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta",
     "xlm-roberta",
@@ -33,9 +33,9 @@ MASKED_KEYS = (
 )  # fmt: skip
 SHARED_LAYERS = ("albert",)  # all layers share their weights
 PADDED = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-# names in transformers
+# names of layers in transformers
 KEYS_AND_VALUES = {"key", "value", "k_lin", "v_lin"}
-# Linear layers of the last block whose output is read at the first token only. Layers with other
+# Linear layers of the last block whose output is read only at the first token. Layers with other
 # names are not checked yet; DeBERTa's query_proj is also used for positions.
 OF_FIRST_TOKEN = {"query", "q_lin", "dense", "out_lin", "lin1", "lin2", "Wo", "Wi"}
 # torch's modules in these models: their result for a token depends on no other token. DistilBERT
@@ -44,7 +44,7 @@ TORCH_MODULES = (
     nn.Linear, nn.Dropout, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.Tanh, nn.Identity, nn.GELU,
     nn.CrossEntropyLoss,
 )  # fmt: skip
-# packages whose hooks and wrappers read no hidden states
+# packages whose hooks and wrappers do not read hidden states
 LIBRARIES = ("accelerate", "ftcluster_train", "torch", "transformers")
 
 
@@ -61,7 +61,7 @@ def rows_read(input: torch.Tensor) -> torch.Tensor | None:
 def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the model if it is a supported encoder whose classes are all from transformers.
 
-    Each call checks again for forward passes and hooks that other code has added.
+    Each call of the model checks again for forward passes and hooks that other code has added.
     """
     fits = reads_only_first_token(model) or _model_type(model) in MASKED_KEYS
     if fits and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
@@ -73,7 +73,7 @@ def why_not_skipped(model: nn.Module) -> str:
     if _model_type(model) not in {*FIRST_TOKEN, *MASKED_KEYS}:
         return ""
     part = _foreign_part(model)
-    return f"{part} may read any token, so rows of padding are computed" if part else ""
+    return f"{part} may read any token, so layers also compute the rows of padding" if part else ""
 
 
 def _model_type(model: nn.Module) -> str:
@@ -81,12 +81,12 @@ def _model_type(model: nn.Module) -> str:
 
 
 def _is_stock(kind: type) -> bool:
-    # transformers_modules has models with custom code
+    # the package transformers_modules contains models with custom code
     return kind.__module__.startswith("transformers.") or kind in TORCH_MODULES
 
 
 def _foreign_part(model: nn.Module) -> str:
-    """Return a part of a model that is not from transformers and may read any token; or ""."""
+    """Return a part of a model that is not from transformers and may read any token, or ""."""
     for name, module in model.named_modules():
         kind = type(module)
         where = f"{name} ({kind.__name__})" if name else kind.__name__
@@ -124,7 +124,7 @@ SKIPPED_ROWS = ObjectPatch(_skips_rows, _skip_rows)
 
 
 def reads_only_first_token(model: nn.Module) -> bool:
-    """Return True for a classifier in which nothing reads padding."""
+    """Return True for a classifier that reads only the first token of each sample."""
     config: Any = getattr(model, "config", None)
     return (
         _is_stock(type(model))
@@ -136,7 +136,7 @@ def reads_only_first_token(model: nn.Module) -> bool:
 
 
 def _behind_last_attention(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the last block's linear layers of which only the first token is read."""
+    """Yield the linear layers of the last block whose output is read only at the first token."""
     blocks = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
     for name, module in blocks[-1].named_modules() if blocks else ():
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in OF_FIRST_TOKEN:
@@ -146,7 +146,7 @@ def _behind_last_attention(model: nn.Module) -> Iterator[nn.Module]:
 def _begin(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of a call without columns of padding; None to keep the arguments."""
+    """Return the arguments of a call without columns of padding; None keeps the arguments."""
     outer = current_context()
     if outer is not None and outer.rows is not None:
         if _is_part(model, outer.rows.model):

@@ -1,7 +1,7 @@
-"""Encoders whose layers compute only the real tokens of a batch, as one row without padding.
+"""Makes an encoder's layers compute only the real tokens of a batch, as a row without padding.
 
-Attention treats the samples as packed sequences of a row; all other parts of a layer compute each
-token alone. The outputs of the layers are 0 for padding, which is correct if nothing reads them.
+Attention treats the samples as packed sequences in a row; all other parts of a layer compute each
+token separately. For padding, the outputs of the layers are 0, so nothing may read them.
 """
 
 from collections.abc import Iterator
@@ -31,17 +31,18 @@ UNKNOWN = ("encoder_hidden_states", "past_key_values")
 
 
 def _stacks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of supported encoders with sdpa as attention, where nothing reads padding.
+    """Yield the stack of layers of a supported encoder with sdpa as attention.
 
-    Nothing reads padding in classifiers that read the first token, and in recipes whose loss uses
-    only real tokens. The conditions for skipped rows are checked again before each call.
+    Nothing may read padding in the model. This holds for classifiers that read the first token, and
+    for recipes whose loss uses only real tokens. The conditions for skipped rows are checked again
+    before each call.
     """
     config: Any = getattr(model, "config", None)
     name = STACKS.get(str(getattr(config, "model_type", "")))
     stacks = [module for module in model.modules() if type(module).__name__ == name]
     plain = (
         getattr(config, "_attn_implementation", "") in ATTENTIONS
-        # in transformers 4 some of these models may have relative positions
+        # in transformers 4, some of these models may use relative positions
         and getattr(config, "position_embedding_type", None) in (None, "absolute")
         and not getattr(config, "chunk_size_feed_forward", 0)
     )
@@ -59,7 +60,7 @@ UNPADDING = ObjectPatch(_stacks, _change)
 
 
 class _Chosen(torch.autograd.Function):  # type: ignore[misc]
-    """A selection of rows, shapes (rows, columns)."""
+    """Selects rows of a tensor of shape (rows, columns)."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -74,7 +75,7 @@ class _Chosen(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Placed(torch.autograd.Function):  # type: ignore[misc]
-    """Rows at their places among other rows, which are 0."""
+    """Puts rows at their places in a larger tensor, whose other rows are 0."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
@@ -93,14 +94,14 @@ def _at(places: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
 def _unpad(
     _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of a call with only the real tokens; None to keep the arguments."""
+    """Return the arguments of a call with only the real tokens; None keeps the arguments."""
     rows = current_rows()
     hidden: Any = args[0] if args else kwargs.get("hidden_states")
     if (
         rows is None
         or rows.shown
         or type(hidden) is not torch.Tensor
-        or "attention_mask" not in kwargs  # some models of transformers 4 have another name for it
+        or "attention_mask" not in kwargs  # some models of transformers 4 use a different name
         or len(args) > 1
         or any(kwargs.get(name) is not None for name in UNKNOWN)
         or hidden.shape[:2] != rows.shape

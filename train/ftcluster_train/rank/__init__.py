@@ -1,1 +1,1 @@
-"""Programs that run in a rank or beside it."""
+"""Programs that run in a rank, or as the parent of a rank."""

@@ -2,10 +2,11 @@
 
     python -m ftcluster_train.host.bind PROGRAM ARGUMENTS ...
 
-FTCLUSTER_PLACEMENT contains the plan of all ranks (see
+FTCLUSTER_PLACEMENT contains the plan for all ranks (see
 `ftcluster_common.protocol.launch.rank_placement`). PMI_RANK or torchrun's variables contain the
-rank. Each host computes its own masks from the CPUs that this process may use. If binding fails, as
-in a container without the capability, a message goes to stderr and the rank runs unbound.
+number of the rank. Of the planned CPUs, a rank uses only the CPUs that this process may use. If
+binding fails, for example in a container without the capability, a message goes to stderr and the
+rank runs unbound.
 
 The program gets the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
 and GROUP_RANK. `ftcluster.launch.environment` on the control node lists all stages of the program's
@@ -41,7 +42,7 @@ from ftcluster_train.rank.guardian import ADDRESS, execute, guard
 SYS_SET_MEMPOLICY, SYS_GET_MEMPOLICY = 238, 239
 MPOL_DEFAULT, MPOL_PREFERRED, MPOL_PREFERRED_MANY = 0, 1, 5
 MPOL_MODE = 0xFF  # the bits above are flags
-MOST_NODES = 1024  # the maximum of any kernel (CONFIG_NODES_SHIFT 10)
+MOST_NODES = 1024  # maximum number of nodes in any kernel (CONFIG_NODES_SHIFT 10)
 
 Syscall = Callable[..., int]
 LOOPBACK = b"lo"
@@ -50,7 +51,7 @@ FIRST = 3  # after standard input, output and error
 
 @dataclass(frozen=True)
 class Place:
-    """The plan of one rank.
+    """The planned place of one rank.
 
     Attributes:
         host: number of the rank's host in the plan; the head is 0.
@@ -70,14 +71,14 @@ class Place:
 
 
 def find_place(placement: Mapping[str, Any], rank: int) -> Place:
-    """Return the place of one rank, counted from 0.
+    """Return the planned place of a rank; ranks are numbered from 0.
 
     Args:
         placement: result of `ftcluster_common.protocol.launch.rank_placement`. Ranks are numbered
             in the order of hosts.
 
     Raises:
-        ValueError: the plan has fewer ranks.
+        ValueError: the plan contains fewer ranks.
     """
     kinds = [placement["kinds"][kind] for kind, count in placement["hosts"] for _ in range(count)]
     ranks = [
@@ -86,7 +87,7 @@ def find_place(placement: Mapping[str, Any], rank: int) -> Place:
         for local in range(len(kind["ranks"]))
     ]
     if rank >= len(ranks):
-        raise ValueError(f"there is no rank {rank}: the plan has {len(ranks)} ranks")
+        raise ValueError(f"rank {rank} is not in the plan, which contains {len(ranks)} ranks")
     host, kind, local = ranks[rank]
     planned = kind["ranks"][local]
     return Place(
@@ -103,12 +104,12 @@ def find_place(placement: Mapping[str, Any], rank: int) -> Place:
 
 
 def torchrun_place(placement: Mapping[str, Any], environ: Mapping[str, str]) -> Place:
-    """Return the place of a rank that torchrun has started, on hosts that are all alike.
+    """Return the place of a rank that torchrun has started; all hosts must be alike.
 
-    torchrun decides the number of the rank, and may start fewer hosts than planned.
+    torchrun chooses the number of the rank, and may start ranks on fewer hosts than planned.
 
     Raises:
-        ValueError: the plan has fewer ranks on a host.
+        ValueError: the plan contains fewer ranks per host.
     """
     numbers = (environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"))
     rank, size, local, host = map(int, numbers)
@@ -130,27 +131,27 @@ def variables(place: Place, threads: int) -> dict[str, str]:
 
 
 def bind_cores(place: Place) -> tuple[int, list[str]]:
-    """Bind this process to its cores; return its number of threads, and problems."""
+    """Bind this process to its cores; return its number of threads, and messages about problems."""
     allowed = os.sched_getaffinity(0)
     chosen = place.cpus & allowed or allowed
     problems = []
     if missing := place.cpus - allowed:
         problems.append(
-            f"CPUs {format_cpus(missing)} of the plan are not allowed here; it runs on "
-            f"{format_cpus(chosen)}"
+            f"the planned CPUs {format_cpus(missing)} are not allowed here, so the rank runs on "
+            f"CPUs {format_cpus(chosen)}"
         )
     try:
         os.sched_setaffinity(0, chosen)
     except OSError as error:
-        problems.append(f"it cannot be bound to its cores: {error.strerror}")
+        problems.append(f"the rank cannot be bound to its cores: {error.strerror}")
     threads = min(place.threads, len(chosen))
     # a pod or a container may get less CPU time than planned
     quota = cpu_quota()
     share = threads if quota is None else max(1, int(quota / place.local_size))
     if share < threads:
         problems.append(
-            f"the CPU quota is {quota:g} CPUs, {share} for each of {place.local_size} ranks; the "
-            f"rank has that many threads instead of {threads}"
+            f"the CPU quota of {quota:g} CPUs allows {share} for each of {place.local_size} ranks, "
+            f"so the rank uses {share} threads instead of {threads}"
         )
     return min(threads, share), problems
 
@@ -164,10 +165,11 @@ def call_kernel(number: int, *arguments: Any) -> int:
 
 
 def bind_memory(nodes: Sequence[int], syscall: Syscall = call_kernel) -> list[str]:
-    """Prefer NUMA nodes for memory; return problems.
+    """Set the preferred NUMA nodes for memory; return messages about problems.
 
-    The nodes are preferred and not bound: when bound nodes are full, the kernel kills the process
-    instead of using others. Kernels before 5.15 can prefer only one node, here the first.
+    The nodes are preferred and not bound, because the kernel kills a process whose bound nodes are
+    full instead of using other nodes. Kernels before 5.15 can prefer only one node; they get the
+    first of the nodes.
     """
     if not nodes:
         return []
@@ -185,12 +187,13 @@ def bind_memory(nodes: Sequence[int], syscall: Syscall = call_kernel) -> list[st
     numbers = ", ".join(map(str, nodes))
     why = os.strerror(-result)
     if -result == errno.EPERM:
-        why += "; a container needs CAP_SYS_NICE for it"
-    return [f"it cannot prefer the memory of NUMA node {numbers}: {why}"]
+        why += "; a container needs CAP_SYS_NICE for this"
+    s = "s" * (len(nodes) > 1)
+    return [f"cannot set NUMA node{s} {numbers} as the preferred memory node{s}: {why}"]
 
 
 def memory_nodes(syscall: Syscall = call_kernel) -> list[int] | None:
-    """Return the nodes that this process prefers; [] for the default policy, None if unknown."""
+    """Return the preferred nodes of this process; [] means the default policy, None unknown."""
     mode, mask = ctypes.c_int(), _mask(())
     result = syscall(
         SYS_GET_MEMPOLICY,
@@ -217,12 +220,13 @@ def _mask(nodes: Iterable[int]) -> "ctypes.Array[ctypes.c_uint64]":
 def close_inherited_listeners(alone: bool) -> None:
     """Close the listening sockets of Hydra's proxy, which this process has inherited.
 
-    The proxy listens at all addresses of its host for proxies of other hosts, whatever -iface is
-    (seen with Intel MPI 2021.18). If there are no other hosts, only this host may reach it.
+    The proxy listens at all addresses of its host for proxies on other hosts, whatever -iface is
+    (seen with Intel MPI 2021.18).
 
     Args:
-        alone: True if all ranks are on this host, so that only this host may reach the sockets. An
-            ordinary user may restrict them since Linux 5.7; on older kernels they stay as they are.
+        alone: True if all ranks are on this host, so that only this host may reach the sockets.
+            Since Linux 5.7, an ordinary user may restrict a socket to the loopback interface; on
+            older kernels, the sockets are not restricted.
     """
     for listener in _listeners():
         with listener:
@@ -249,7 +253,7 @@ def _listeners() -> Iterator[socket.socket]:
 
 
 def guarded(program: list[str], rank: int) -> int:
-    """Run the program as a child of this process; end in the same way as the program."""
+    """Run the program as a child of this process; end with its exit code or signal."""
     try:
         code = guard(program, rank)
     except TrainError as error:
@@ -270,8 +274,8 @@ def main() -> int:
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if text is None or len(sys.argv) < 2 or not (by_torchrun or "PMI_RANK" in os.environ):
         print(
-            f"ftcluster: {PLACEMENT_VARIABLE} and PMI_RANK are not set; start this program as "
-            "`ftcluster train --dry-run` shows",
+            f"ftcluster: {PLACEMENT_VARIABLE} or PMI_RANK is not set, or no program is given; "
+            "start this program as `ftcluster train --dry-run` shows",
             file=sys.stderr,
         )
         return 2
@@ -294,17 +298,17 @@ def main() -> int:
         try:
             os.environ.update(unpack_env(Path(path).read_text(encoding="ascii")))
         except (OSError, ValueError):
-            problem = f"{path}, the file of --env, cannot be read"
+            problem = f"{path}, the file with the variables of --env, cannot be read"
             print(error_line(TrainError(problem, "start the run again")), flush=True)
             return 1
     os.environ.update(variables(place, threads))
-    # without UTF-8, a host's locale limits what a rank can print
+    # otherwise, a host's locale limits the characters that a rank can print
     os.environ.setdefault("PYTHONUTF8", "1")
     home = os.environ.get("HOME", "")
     # the training account has a cache folder, which PYTHONPYCACHEPREFIX names
     cache = os.environ.get("PYTHONPYCACHEPREFIX") or f"{home}/.cache" * os.access(home, os.W_OK)
     if cache:
-        # torch's default is a name in /tmp, where another user could place code to load
+        # torch's default is a folder in /tmp, where another user could place code that torch loads
         folder = f"{cache}/torchinductor-{os.uname().nodename}"
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
     os.umask(GROUP_READS)  # on other hosts, the umask comes from an SSH session

@@ -1,9 +1,9 @@
-"""The parent of a rank: reports to the supervisor, and ends the rank when the supervisor is gone.
+"""The parent of a rank: reports to the supervisor, and ends the rank if the supervisor is lost.
 
 The program `bind` becomes this process, and the rank is its child. The kernel ends the rank when
 its guardian is killed (PR_SET_PDEATHSIG). The guardian ends the rank when the connection to the
-supervisor is closed or silent. So no rank is left, whatever is killed first. The messages are lines
-of JSON, see `heartbeats`.
+supervisor is closed or silent. Therefore, no rank survives, whichever process is killed first. The
+messages are lines of JSON, see `heartbeats`.
 
 Imports only the standard library, because every rank waits for these imports.
 """
@@ -36,13 +36,13 @@ from ftcluster_train.io.signals import Received, take_signals
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # file with the run's secret, which a guardian sends first
-GRACE_SECONDS = 9.0  # between SIGTERM and SIGKILL; longer than the grace time of `script`
-LOOK_SECONDS = 0.1  # between two checks of whether the rank has ended, on kernels without pidfd
-# signals within this time are one request: a shutdown signals every process, so several arrive
+GRACE_SECONDS = 9.0  # between SIGTERM and SIGKILL; longer than GRACE_SECONDS of `script`
+LOOK_SECONDS = 0.1  # interval at which kernels without pidfd check if the rank has ended
+# signals within this time count as one request, because a shutdown signals every process
 REPEAT_SECONDS = 2.0
 CONDITION_SECONDS = 10.0  # between two readings of a host's condition
-STACK_SECONDS = 0.02  # between two processes that write their stacks, so that the stacks do not mix
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # their senders are reported
+STACK_SECONDS = 0.02  # pause after each process that writes its stacks, so that stacks do not mix
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # reported with their senders
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 OOM_COUNTER = Path("/proc/vmstat")
 
@@ -51,7 +51,7 @@ def guard(program: Sequence[str], rank: int) -> int:
     """Run a rank's program to its end; return its exit code, 128+n after signal n.
 
     Raises:
-        TrainError: the supervisor does not answer, or the program cannot be started.
+        TrainError: the supervisor does not respond, or the program cannot be started.
     """
     timeouts = timeouts_of(os.environ)
     secret = Path(os.environ.pop(SECRET))
@@ -90,7 +90,7 @@ def connect(address: str, secret: Path, rank: int, limit_seconds: float) -> sock
     """Connect to the supervisor; return the connection once it has accepted this guardian.
 
     Raises:
-        TrainError: the supervisor does not answer in time.
+        TrainError: the supervisor does not respond in time.
     """
     host, _, port = address.rpartition(":")
     hello = hello_of(secret.read_text(encoding="ascii").strip(), rank)
@@ -103,16 +103,16 @@ def connect(address: str, secret: Path, rank: int, limit_seconds: float) -> sock
                 raise TrainError(
                     f"rank {rank} on {socket.gethostname()} cannot reach the supervisor at "
                     f"{address}: {error.strerror or error}",
-                    "run ftcluster check: it reports what blocks the connection",
+                    "run ftcluster check, which reports what blocks the connection",
                 ) from None
             time.sleep(0.2)
 
 
 def _greeted(address: tuple[str, int], hello: bytes, limit_seconds: float) -> socket.socket:
-    """Return a connection on which the supervisor has answered.
+    """Return a connection on which the supervisor has responded.
 
     Raises:
-        OSError: there is no answer, for example because too many others have connected meanwhile.
+        OSError: there is no response, for example because too many other processes have connected.
     """
     connection = socket.create_connection(address, limit_seconds)
     try:
@@ -127,17 +127,17 @@ def _greeted(address: tuple[str, int], hello: bytes, limit_seconds: float) -> so
 
 
 def open_end(pid: int) -> int | None:
-    """Return a descriptor that is readable once a child has ended; None before Linux 5.3."""
+    """Return a descriptor that becomes readable when a child ends; None before Linux 5.3."""
     with contextlib.suppress(OSError):
         return os.pidfd_open(pid)
     return None
 
 
 def readable(sources: Sequence[Any], wait_seconds: float) -> list[Any]:
-    """Return the sources that can be read; a source None is ignored.
+    """Return the sources that can be read; sources that are None are ignored.
 
-    The function does not use select(), which accepts no descriptor above 1023: Hydra leaves
-    descriptors of all its hosts open.
+    The function does not use select(), which does not accept descriptors above 1023: Hydra leaves
+    descriptors for all its hosts open.
     """
     waiting, sources_by_number = select.poll(), {}
     for source in sources:
@@ -148,7 +148,7 @@ def readable(sources: Sequence[Any], wait_seconds: float) -> list[Any]:
 
 
 def execute(program: Sequence[str]) -> int:
-    """Become a program; return an exit code if it cannot be started."""
+    """Replace this process by a program; return an exit code if it cannot be started."""
     try:
         os.execvp(program[0], list(program))
     except OSError as error:
@@ -157,7 +157,7 @@ def execute(program: Sequence[str]) -> int:
 
 
 class _Guardian:
-    """The watch over one rank until the rank and all its children have ended."""
+    """Watches one rank until the rank and all its children have ended."""
 
     def __init__(
         self, connection: socket.socket, pid: int, progress: int, timeouts: Timeouts,
@@ -170,8 +170,8 @@ class _Guardian:
         self._activity: dict[str, Any] = {}
         self._rest = self._partial_order = b""
         self._heard = self._sent = time.monotonic()
-        self._ending = 0.0  # when SIGKILL is due; 0: the rank is not being ended
-        self._asked = 0.0  # when the rank was asked to stop
+        self._ending = 0.0  # time at which SIGKILL is due; 0: the rank is not being ended
+        self._asked = 0.0  # time at which the rank was asked to stop; 0: it was not asked
         self._received: Received | None = None  # first stop signal from outside the run
         # the first stop signal that the rank reports, as a message
         self._reported: dict[str, Any] = {}
@@ -206,7 +206,7 @@ class _Guardian:
                 self._send({**self._doing, **self._activity, **self._host(now), **self.stop_signal})
 
     def _host(self, now: float) -> dict[str, Any]:
-        """Return the host's condition every CONDITION_SECONDS, else an empty dictionary."""
+        """Return the host's condition if it is due (every CONDITION_SECONDS), otherwise {}."""
         due = now - self._condition_read >= CONDITION_SECONDS
         if not (self._condition and due and self._trains):
             return {}
@@ -215,7 +215,7 @@ class _Guardian:
 
     @property
     def _trains(self) -> bool:
-        """True if the rank runs ftcluster's own training and no user's script."""
+        """True if the rank runs ftcluster's own training, not a user's script."""
         return bool(self._doing) and self._doing["doing"] != SCRIPT
 
     @property
@@ -224,10 +224,10 @@ class _Guardian:
         return {"signal": self._received.to_dict()} if self._received else self._reported
 
     def take_stop(self, received: Received) -> None:
-        """Report a signal that somebody has sent to this process, and forward it.
+        """Report a stop signal that was sent to this process, and forward it to the rank.
 
-        A shutdown of the host and the end of a login session send SIGHUP after SIGTERM, which would
-        keep a training from saving.
+        When a host shuts down or a login session ends, SIGHUP follows SIGTERM. SIGHUP is not
+        forwarded to ftcluster's own training, because it would prevent training from saving.
         """
         # of several waiting signals, the kernel delivers SIGHUP first
         first = self._received is None or self._received.number == signal.SIGHUP
@@ -238,7 +238,7 @@ class _Guardian:
             self.forward(received.number)
 
     def forward(self, number: int) -> None:
-        """Send the rank a signal; a training that is asked to stop twice ends at once."""
+        """Send the rank a signal; training that is asked to stop twice is ended at once."""
         now = time.monotonic()
         stop = number in (signal.SIGTERM, signal.SIGINT) and self._trains
         again = self._asked and now - self._asked > REPEAT_SECONDS
@@ -299,7 +299,7 @@ class _Guardian:
             self._ending = now + GRACE_SECONDS
             for pid in {self._pid, self._script}:
                 _signal(pid, signal.SIGCONT)  # a stopped process would not react to SIGTERM
-            # after SIGTERM a training would first finish its step
+            # after SIGTERM, training would first finish its step
             _signal(self._pid, signal.SIGKILL if self._trains else signal.SIGTERM)
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -307,7 +307,7 @@ class _Guardian:
             self._connection.send(json.dumps(message).encode() + b"\n")
 
     def _end_the_rest(self) -> None:
-        """End the rank's remaining children, which this process has adopted (subreaper)."""
+        """Kill the rank's remaining children, which this process has adopted (subreaper)."""
         for pid in children(os.getpid()):
             _signal(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -316,7 +316,7 @@ class _Guardian:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this host the kernel has killed because memory was short."""
+    """Return the number of processes that the kernel has killed on this host for lack of memory."""
     with contextlib.suppress(OSError):
         for line in OOM_COUNTER.read_text().splitlines():
             if line.startswith("oom_kill "):

@@ -1,15 +1,16 @@
-"""One rank of a user's script.
+"""Runs one rank of a user's script.
 
-    python -m ftcluster_train.host.script run RUN_DIR        run the script, report how it ended
-    python -m ftcluster_train.host.script look PROGRAM ...   print why it cannot be run here
+    python -m ftcluster_train.host.script run RUN_DIR        run the script; report how it ended
+    python -m ftcluster_train.host.script look PROGRAM ...   print why PROGRAM cannot be run
 
-PROGRAM is a path, or -m and a module. `run` reads it from RUN_DIR/job.json, which only the account
-can read. All users of a host can read mpirun's arguments, and mpirun sends them over the network
-unencrypted. The script is a child of this process, which reports the script's exit code to the
-supervisor. mpirun's report is not enough: mpirun waits for the other ranks when one has failed, and
-its exit code is the same for all signals.
+PROGRAM is a path, or -m and a module. `run` reads the program and its arguments from
+RUN_DIR/job.json, which only the training account can read. mpirun's arguments would not be private:
+all users of a host can read them, and mpirun sends them over the network unencrypted. The script is
+a child of this process, which reports the script's exit code to the supervisor. mpirun's report is
+not enough, because mpirun waits for the other ranks after one has failed, and its exit code is the
+same for all signals.
 
-Standard library only, so that it costs a rank little time and memory.
+Standard library only, so that this process takes little time and memory.
 """
 
 import contextlib
@@ -34,35 +35,35 @@ from ftcluster_train.rank.startup_hooks import add_layer, own_layer
 
 STARTUP = Path(__file__).parent.parent / "startup"  # see sitecustomize.py there
 GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's grace time
-LEVELS = 3  # depth of the search for checkpoints below the script's start folder
-COMPLETE = "trainer_state.json"  # transformers' Trainer writes it last
+LEVELS = 3  # depth of the search for checkpoints in the script's start folder
+COMPLETE = "trainer_state.json"  # last file that transformers' Trainer writes
 STARTED = "started"  # file in the run's folder that lists the checkpoints before the first start
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run(run_dir: Path) -> int:
-    """Run the script of a run; return its exit code, 128+n after a signal."""
+    """Run the script of a run; return its exit code, 128+n after signal n."""
     end_with_parent()
     try:
         job = read_script_job(run_dir)
     except GivenFileError as error:
-        print(error_line(TrainError(str(error), "start it again as a new run")), flush=True)
+        print(error_line(TrainError(str(error), "start the script again as a new run")), flush=True)
         return 1
     try:
         os.chdir(job.start)
     except OSError as error:
-        problem = f"{job.start}, the script's folder, cannot be entered: {error.strerror}"
+        problem = f"cannot change to {job.start}, the script's folder: {error.strerror}"
         print(error_line(TrainError(problem)), flush=True)
         return 1
     if not Path(own_layer()).is_dir():  # Path("") is the current folder
-        problem = f"{own_layer()}, the folder of the script's packages, is gone"
+        problem = f"{own_layer()}, the folder with the script's packages, no longer exists"
         print(error_line(TrainError(problem, "start the run again")), flush=True)
         return 1
     if int(os.environ.get(RESTART_VARIABLE, "0")):
         os.environ[CHECKPOINT_VARIABLE] = last_checkpoint(run_dir, Path(job.start))
     else:
         mark_start(run_dir, Path(job.start))
-    # blocked until the handlers are set
+    # signals stay blocked until the handlers are set
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()  # not subprocess, which would close MPI's own file descriptors
     if child == 0:
@@ -97,21 +98,22 @@ def run(run_dir: Path) -> int:
 def mark_start(run_dir: Path, folder: Path) -> None:
     """Store which checkpoints exist at the script's first start on this host.
 
-    These checkpoints come from other trainings. The file lists their times instead of the time of
-    the start, because the host's clock may be set while the script runs.
+    These checkpoints come from other training runs. The file lists the times of the checkpoints
+    instead of the time of the start, because the host's clock may be set while the script runs.
     """
     path = run_dir / STARTED
-    if not path.exists():  # else another rank of this host has done it
+    if not path.exists():  # otherwise, another rank on this host has written the file
         lines = [f"{_line(*checkpoint)}\n" for checkpoint in _checkpoints(folder)]
         with contextlib.suppress(OSError):  # disk full, or another rank writes the same
             write_atomically(path, "".join(lines))
 
 
 def last_checkpoint(run_dir: Path, folder: Path) -> str:
-    """Return the newest complete checkpoint of transformers' Trainer that the run has written here.
+    """Return the newest complete checkpoint of transformers' Trainer that this run has written.
 
-    The result is "" if there is none. `folder`, where the script starts, may also have checkpoints
-    of other trainings. In the folder with the newest checkpoint, the highest step is the newest.
+    The result is "" if there is none. `folder`, in which the script starts, may also contain
+    checkpoints of other training runs. In the subfolder with the newest checkpoint, the checkpoint
+    with the highest step counts as the newest.
     """
     try:
         lines = (run_dir / STARTED).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -129,10 +131,10 @@ def last_checkpoint(run_dir: Path, folder: Path) -> str:
 
 
 def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Yield the completion time and path of each complete checkpoint below a folder."""
+    """Yield the completion time (ns) and path of each complete checkpoint in a folder."""
     for level in range(LEVELS):
         for path in folder.glob("*/" * level + "checkpoint-*"):
-            # an OSError means that the checkpoint is incomplete or is being removed
+            # OSError: the checkpoint is incomplete, or is being removed
             with contextlib.suppress(OSError):
                 if path.name.removeprefix("checkpoint-").isdecimal():
                     yield (path / COMPLETE).stat().st_mtime_ns, path
@@ -166,8 +168,8 @@ def why_not(program: list[str]) -> str:
     try:
         spec = importlib.util.find_spec(program[1])
     except (ImportError, ValueError) as error:
-        return f"there is no module {program[1]}: {error}"
-    return "" if spec else f"there is no module {program[1]}"
+        return f"module {program[1]} cannot be found: {error}"
+    return "" if spec else f"module {program[1]} does not exist"
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Makes torch.distributed use the planned backend if a script names none, and reports the choice.
 
-Standard library only, until torch or Accelerate is imported.
+Only the standard library is used until the script imports torch or Accelerate.
 """
 
 import importlib
@@ -22,14 +22,14 @@ STDERR = 2
 
 
 def use_planned_backend() -> None:
-    """Make torch and libraries above it use the planned backend; rank 0 reports it."""
+    """Make torch and libraries based on it use the planned backend; rank 0 reports the backend."""
     after_import("torch", _torch)
     after_import("accelerate.state", _accelerate)
     after_import("transformers.training_args", _transformers)
 
 
 def _torch() -> None:
-    """Set torch's default for CPUs, which Lightning also uses."""
+    """Set torch's default backend for CPUs, which Lightning also uses."""
     groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
     # torch before 2.5 does not load the backend automatically
     importlib.import_module("ftcluster_train.mpi")
@@ -55,7 +55,7 @@ def _backend_of(group: Any) -> str:
 
 
 def _accelerate() -> None:
-    """Make Accelerate, and so Trainer, use the planned backend instead of gloo on CPUs."""
+    """Make Accelerate, and thus Trainer, use the planned backend instead of gloo on CPUs."""
     state = importlib.import_module("accelerate.state").PartialState
     groups: Any = importlib.import_module("torch.distributed")
     prepare = state._prepare_backend
@@ -64,7 +64,7 @@ def _accelerate() -> None:
     def prepared(
         self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
     ) -> tuple[str | None, Any]:
-        # PartialState alone ignores the variable, so each rank would train alone
+        # PartialState ignores the variable, so without this each rank would train alone
         cpu = cpu or os.environ.get(ACCELERATE_CPU_VARIABLE) == "true"
         chosen, kind = prepare(self, cpu, sagemaker_dp, backend)
         if chosen == GLOO and not backend and groups.is_initialized():

@@ -1,6 +1,7 @@
-"""Actions at the start of a script's Python, and after the script has imported a module.
+"""Runs actions when a script's Python starts, and after the script has imported a module.
 
-Standard library only, until torch is imported, because every rank waits for these imports.
+Only the standard library is used until torch is imported, because every rank waits for these
+imports.
 """
 
 import contextlib
@@ -21,19 +22,19 @@ RENDEZVOUS = "torch.distributed.rendezvous"
 
 
 def own_layer() -> str:
-    """Return the folder of the packages that this run adds to the stack; "" if it adds none."""
+    """Return the folder with the packages that this run adds to the stack; "" if it adds none."""
     return os.environ.get(LAYER_VARIABLE, "")
 
 
 def add_layer() -> None:
-    """Make Python find the run's packages, after the packages of the stack."""
+    """Make Python find the run's packages; packages of the stack take precedence."""
     if layer := own_layer():
         for folder in Path(layer).glob("lib/python3*/site-packages"):
             site.addsitedir(str(folder))
 
 
 def after_import(name: str, action: Callable[[], object]) -> None:
-    """Call `action` as soon as a module has been imported, or at once if it already was."""
+    """Call `action` as soon as a module is imported, or at once if it is already imported."""
     if name in sys.modules:
         action()
     else:
@@ -47,7 +48,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec from the other finders, with a loader that calls the action."""
+        """Return the spec that the other finders find, with a loader that also calls the action."""
         if name != self._name:
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
@@ -68,9 +69,10 @@ class _Finder(MetaPathFinder):
 
 
 def listen_at_one_address() -> None:
-    """Make the store of `init_process_group` listen only at the address that the ranks know.
+    """Make the store of `init_process_group` listen only at the address that the ranks use.
 
-    By default torch listens at all addresses of the host, and the store has no authentication.
+    By default, torch listens at all addresses of the host, although the store has no
+    authentication.
     """
     from ftcluster_train.comm.connectivity import listen  # imported only when needed
 

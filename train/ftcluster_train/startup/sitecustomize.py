@@ -1,18 +1,19 @@
-"""The module that Python imports at the start of a user's script, found first on PYTHONPATH.
+"""The module that Python imports when a user's script starts; it comes first on PYTHONPATH.
 
-- Packages of the script's own requirements are found after the stack's, see `add_layer`.
-- With `--fast` our kernels replace torch's functions once the script has imported torch, see
+- Packages that the script's requirements add are found after the stack's packages, see `add_layer`.
+- With `--fast`, our kernels replace torch's functions when the script has imported torch, see
   `ftcluster_train.fast`.
-- A script that names no backend of torch.distributed gets the planned one, see `script_backend`.
-- The store of torch's rendezvous listens at the head's address only, see `listen_at_one_address`.
+- A script that names no backend of torch.distributed gets the planned backend, see
+  `script_backend`.
+- The store of torch's rendezvous listens only at the head's address, see `listen_at_one_address`.
 - A script that hangs writes its Python stacks on request, see `rank_status`.
-- gloo's threads get time to finish at the end of the script.
+- At the end of the script, gloo's threads get time to finish.
 
 A thread of torch's gloo backend releases the tensors of the last collective a moment after the
-collective has returned, and needs the GIL for that. If Python is ending by then, the thread aborts
+collective has returned, and needs the GIL for that. If Python is already ending, the thread aborts
 the process ("terminate called without an active exception"), and a successful script ends with
-SIGABRT. Seen with torch 2.13.0: up to every third rank on one core (pytorch pull request 179291
-describes another case).
+SIGABRT. This was seen with torch 2.13.0 on up to every third rank if all ranks shared one core
+(pytorch pull request 179291 describes another case).
 """
 
 import atexit
@@ -46,7 +47,7 @@ def _settle() -> None:
 
 
 def _import_next() -> None:
-    """Import the sitecustomize that this one has replaced, if there is one."""
+    """Import the sitecustomize that this module hides, if there is one."""
     here = str(Path(__file__).parent)
     sys.path[:] = [folder for folder in sys.path if folder != here]
     this_module = sys.modules.pop("sitecustomize", None)
@@ -66,5 +67,5 @@ if os.environ.get(FAST_VARIABLE):
 use_planned_backend()
 after_import(RENDEZVOUS, listen_at_one_address)
 rank_status.write_stacks_on_signal()
-atexit.register(_settle)  # handlers run in reverse order, so this is the last
+atexit.register(_settle)  # handlers run in reverse order, so this one runs last
 _import_next()

@@ -133,7 +133,7 @@ def as_account(user: str, call: Callable[[], int]) -> int:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     raise TrainError(
-        f"{user} cannot read the run's files within {START_SECONDS + BACK_SECONDS:g} s"
+        f"reading the run's files as {user} took more than {START_SECONDS + BACK_SECONDS:g} s"
     )
 
 
@@ -172,8 +172,8 @@ def own_account() -> str:
 
 
 def say_why_no_unit(run_dir: Path, why: str) -> None:
-    """Log why the supervisor is no systemd unit, and warn if a logout may end it."""
-    print(f"no unit of systemd: {why}", flush=True)
+    """Log why the supervisor is not a systemd unit, and warn if a logout may end it."""
+    print(f"the supervisor is not a systemd unit: {why}", flush=True)
     logind = "org.freedesktop.login1"
     command = ("busctl", "get-property", logind, f"/{logind.replace('.', '/')}")
     try:
@@ -306,7 +306,7 @@ def wait_for_space(run_dir: Path) -> None:
     deadline, is_logged = time.monotonic() + SPACE_SECONDS, False
     while not has_space(run_dir) and time.monotonic() < deadline:
         if not is_logged:
-            message = f"the disk of {run_dir} is full, or its quota or inodes: waiting for space"
+            message = f"the disk, quota or inodes of {run_dir} are used up: waiting for space"
             log_event(run_dir.name, "notice", {"message": message})
         is_logged = True
         time.sleep(LOOK_SECONDS)

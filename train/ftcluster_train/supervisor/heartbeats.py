@@ -211,7 +211,7 @@ class Heartbeats:
         """Read a connection's first line, which names the guardian's rank.
 
         Raises:
-            ValueError: the other end is no guardian.
+            ValueError: the other end is not a guardian.
         """
         rank = rank_of(connection.rest, self._secret)
         if rank is None:
@@ -256,10 +256,10 @@ class StopRequest:
 
     Attributes:
         asked: True after the first signal.
-        received: first signal with its sender; None if there was none.
+        received: first signal and its sender; None if there was no signal.
         at: time of the first signal, in seconds since 1970.
-        saving: connections to the ranks, which save before they end; None: the first signal ends
-            the run at once.
+        saving: connections to the ranks, which save before they end; None if the first signal
+            ends the run at once.
         grace_seconds: see Launch.
         repeated: True if further signals repeat the same request, and only the grace time ends the
             run.

@@ -53,7 +53,7 @@ class Leases:
             share: True if the run also uses hosts that another run uses.
             by: user and machine that started the run; "" if unknown.
             queued: start of the run in seconds since 1970, which decides its place in the hosts'
-                queues; None for now.
+                queues; None means the current time.
         """
         self._share, self._by = share, by
         self._queued = time.time() if queued is None else queued
@@ -73,8 +73,8 @@ class Leases:
 
         Args:
             stack: folder of the stack, which every host must have.
-            waiting: called with a text that names the run's place in the queue, and the hosts that
-                other runs use; None: do not wait for them.
+            waiting: called with a string that names the run's place in the queue and the hosts that
+                other runs use; None to not wait for these hosts.
 
         Returns:
             Hosts that another run uses, or that do not answer.

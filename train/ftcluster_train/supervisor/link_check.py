@@ -112,10 +112,8 @@ def _gaps_sentence(gaps: Sequence[Gap], head: Host) -> str:
         if head not in (first.host, first.other):
             phrase += "; both reach the head"
         phrases.append(phrase)
-    if (more := len(by_pair) - MOST_PAIRS) > 0:
-        phrases.append(
-            f"{more} more {'pair' if more == 1 else 'pairs'} of hosts cannot reach each other"
-        )
+    if len(by_pair) > MOST_PAIRS:
+        phrases.append(f"pairs that cannot connect either: {len(by_pair) - MOST_PAIRS} more")
     return "; ".join(phrases)
 
 
@@ -203,7 +201,7 @@ def check_links(hosts: Sequence[Host], ssh_config: str, stack: Path, limit_secon
 
 
 def read_port(text: str) -> int | None:
-    """Return the TCP port that a host has printed; None if the text is no port number."""
+    """Return the TCP port that a host has printed; None if the string is not a port number."""
     number = int(text) if PORT.fullmatch(text) else 0
     return number if 0 < number < 1 << 16 else None
 

@@ -38,13 +38,13 @@ GAUGES = {
     ),
     "ftcluster_end_info": ("The cause of a run's end; always 1.", ("cause",)),
     "ftcluster_hosts": ("Hosts with ranks.", ()),
-    "ftcluster_missing_hosts": ("Hosts without ranks that the run was planned with.", ()),
+    "ftcluster_missing_hosts": ("Hosts that the run was planned with and that have no ranks.", ()),
     "ftcluster_drained_hosts": ("Hosts of the cluster that no new run uses.", ()),
-    "ftcluster_ranks": ("Ranks of all hosts.", ()),
+    "ftcluster_ranks": ("Ranks on all hosts.", ()),
     "ftcluster_step": ("The optimizer step that the ranks are in.", ()),
-    "ftcluster_steps": ("Optimizer steps of the whole training.", ()),
+    "ftcluster_steps": ("Optimizer steps of the whole training run.", ()),
     "ftcluster_eta_seconds": ("Expected time until the last step.", ()),
-    "ftcluster_samples_per_second": ("Training samples per second of all ranks.", ()),
+    "ftcluster_samples_per_second": ("Training samples per second over all ranks.", ()),
     "ftcluster_loss": ("Mean training loss since the last log.", ()),
     "ftcluster_goodput_ratio": ("Fraction of the run's time spent in steps that count.", ()),
     "ftcluster_restart_count": ("Number of restarts of the ranks.", ()),
@@ -257,7 +257,7 @@ class MetricsFile:
 
     @property
     def ends(self) -> float:
-        """The expected end of the training in seconds since 1970; 0 if it is not known."""
+        """The expected end of the training run in seconds since 1970; 0 if it is not known."""
         remaining = self._numbers.of("step", "remaining_seconds")
         if remaining is None or not self._numbers.steps_since_restart:
             return 0.0

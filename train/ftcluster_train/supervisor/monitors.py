@@ -1,4 +1,4 @@
-"""Readers of mpirun's output during a run: one for a training, one for a user's script.
+"""Readers of mpirun's output during a run: one for training, one for a user's script.
 
 Standard library only.
 """
@@ -35,7 +35,7 @@ HINTS = (
     (
         re.compile(r"not compiled with CUDA|NCCL built in|_cuda_setDevice|CUDA library"),
         'the hosts have no GPU: use torch.device("cpu") where the script sets a device{at}, and '
-        "name no backend; ",
+        "do not name a backend; ",
     ),
     (
         re.compile(r"EADDRINUSE"),
@@ -105,7 +105,7 @@ def watch_of(launch: Launch, events: EventWriter) -> Watch:
 
 
 class _TrainingWatch(Watch):
-    """The watch of a training, which writes ranks.log and a log for each rank.
+    """The watch of a training run, which writes ranks.log and a log for each rank.
 
     Lines with a marker are errors.
     """
@@ -255,7 +255,11 @@ class _ScriptWatch(Watch):
     def _failed(self, failure: RankEnd) -> dict[str, Any]:
         last = self._output.last_lines(failure.rank)
         output = f"; its last output:\n{last}" if last else " without output"
-        memory = "Linux does so when memory is short; " if failure.signal == "SIGKILL" else ""
+        memory = (
+            "Linux kills processes this way when memory is short; "
+            if failure.signal == "SIGKILL"
+            else ""
+        )
         lines = OWN_LINE.findall(last)
         at = f" ({lines[-1][0]}:{lines[-1][1]})" if lines else ""
         hint = "".join(text.format(at=at) for sign, text in HINTS if sign.search(last))

@@ -2,9 +2,9 @@
 
     python -m ftcluster_train.supervisor.notification RUN_DIR EVENT
 
-The supervisor starts this program, so that a slow command or server cannot delay the run. stdin has
-a `Delivery` as JSON. The program records each result as an event of the run. It prints nothing,
-because the address of a webhook may be a secret. Standard library only.
+The supervisor starts this program, so that a slow command or server cannot delay the run. stdin
+contains a `Delivery` as JSON. The program records each result as an event of the run. It prints
+nothing, because the address of a webhook may be a secret. Standard library only.
 """
 
 import json
@@ -23,12 +23,12 @@ from ftcluster_train.supervisor.heartbeats import STOPS
 def document_of(
     event: str, run: RunState, head: str, metrics: Mapping[str, Any], **changes: Any
 ) -> dict[str, Any]:
-    """Return the document about a run: the fields of `ftcluster ps --json`, and a line of text.
+    """Return a notification's JSON body: the fields of `ftcluster ps --json`, and a line of text.
 
     Args:
         event: done, failed, stopped or waiting.
         head: name of the run's head.
-        metrics: final metrics of a training.
+        metrics: final metrics of a training run.
         changes: fields that are newer than in `run`.
     """
     row = {**run.to_dict(), **changes}

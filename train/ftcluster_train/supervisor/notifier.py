@@ -1,7 +1,7 @@
 """The supervisor's notifications about a run, for the user's command and webhook.
 
-Each notification is delivered by a process of `notification`. A training never waits for it, and
-its failure is only a notice. Standard library only.
+Each notification is delivered by a process of `notification`. A run never waits for its
+notifications, and a failed notification only causes a notice. Standard library only.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The environment of the ranks without this host's secrets, and delivery of the user's own secrets.
 
 The user's secrets are a token for the Hugging Face Hub and variables. While ranks run, each host
-has them in files that only the ranks' account can read. huggingface_hub finds the token's file by
+keeps them in files that only the ranks' account can read. huggingface_hub finds the token's file by
 HF_TOKEN_PATH. Each rank reads the variables from a second file after its start. The supervisor
 copies the files to the other hosts over the mesh's SSH. mpirun does not get the secrets, because it
 sends variables over the network unencrypted. `ftcluster.launch.environment` on the control node
@@ -150,16 +150,16 @@ def _hold(ports: range, needed_by: str) -> socket.socket:
             probe.close()
     first, last = ports.start, ports.stop - 1
     users = users_of(ports)
-    whose = f" (ports in use, by user: {', '.join(users)})" if users else ""
+    whose = f" (ports that each user listens on: {', '.join(users)})" if users else ""
     raise TrainError(
-        f"no TCP port from {first} to {last} is free on {socket.gethostname()}{whose}, and "
+        f"no TCP port from {first} to {last} is free on {socket.gethostname()}{whose}, but "
         f"{needed_by} needs one",
         f"end the programs that use them: sudo ss -ltnp 'sport >= :{first} and sport <= :{last}'",
     )
 
 
 def users_of(ports: range) -> list[str]:
-    """Return how many of these ports each user listens at, such as `50: nobody`.
+    """Return how many of these ports each user listens on, such as `50: nobody`.
 
     Only root can read which process of another user listens, but every account can read which user.
     """

@@ -359,7 +359,7 @@ def make_room_for_files(ranks: int, hosts: int) -> None:
     raise TrainError(
         f"a process on {socket.gethostname()} can open {hard} files, but {ranks} ranks on {hosts} "
         f"hosts need {wanted}",
-        "raise the account's hard limit of nofile there: limits.conf(5)",
+        "raise the account's hard limit of open files (nofile) there, see limits.conf(5)",
     )
 
 
@@ -399,7 +399,7 @@ def _read(
     on_beat: Callable[[], None],
     on_idle: Callable[[float], None],
 ) -> list[Trouble]:
-    """Pass mpirun's output to the watch until its end; return why the ranks had to be ended.
+    """Pass mpirun's output to the watch until the output ends; return why ranks had to be ended.
 
     After a rank's failure, the other ranks get some time to report their failures before they are
     ended. Errors that ranks report themselves are more useful than their exit codes.
@@ -478,7 +478,7 @@ def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
 
 
 def _pipes(process: "subprocess.Popen[bytes]") -> Iterator[tuple[Stream, IO[bytes]]]:
-    """Yield mpirun's pipes. Trainings have only stdout, which also carries stderr."""
+    """Yield mpirun's pipes. A training run has only stdout, which also carries stderr."""
     if process.stdout:
         yield "stdout", process.stdout
     if process.stderr:

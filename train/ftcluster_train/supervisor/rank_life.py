@@ -18,7 +18,7 @@ IDLE_WIRE = 1000.0  # bytes a second; a rank with less traffic counts as waiting
 STARVED = 3  # consecutive messages; a rank that rarely runs is not runnable in so many
 WINDOW_SECONDS = 10.0  # longest time over which CPU and wire are averaged
 STOPPED_HINT = "find out who sends SIGSTOP on that host"
-ASLEEP_HINT = "a disk or network file system of that host does not answer: dmesg there"
+ASLEEP_HINT = "a disk or network file system of that host does not respond: see dmesg there"
 WRITES_OR_READS = ("starting", "loading", "saving")  # may sleep for long if a disk is slow
 ORDER = ("starting", "loading", "forward", "all-reduce", "evaluating", "saving")
 
@@ -33,15 +33,15 @@ class RankLife:
         rank: number of the rank, from 0.
         host: inventory name of the rank's host.
         address: address of the host, as seen from the head.
-        heard: time of the guardian's last message; None: there was none.
+        heard: time of the guardian's last message; None if there was no message.
         acked: time when the host's kernel last acknowledged data sent to the guardian.
         step: optimizer step that the rank is in.
         doing: activity of the rank: starting, loading, forward, all-reduce, evaluating, saving,
             script.
         changed: time when `step` or `doing` last changed, or when the rank ended.
-        stopped: time since which the rank is stopped (state T); None: it is not.
-        sleep: uninterruptible sleep of the rank (state D), see `activity.sleep_of`; None: there is
-            none.
+        stopped: time since which the rank is stopped (state T); None if it is not stopped.
+        sleep: uninterruptible sleep of the rank (state D), see `activity.sleep_of`; None if the
+            rank is not in this state.
         asleep: time when the supervisor first saw the rank in this `sleep`.
         cpu: CPU seconds that the rank's processes had used at `since`.
         memory: most bytes of memory that the processes have occupied at once.
@@ -55,8 +55,8 @@ class RankLife:
         lost: True if the guardian has closed its connection without an exit code.
         condition: recent condition of the host, see `HostCondition.read`; {} if the rank is not the
             host's first rank.
-        received: first stop signal from outside the run to the rank or its guardian; None: there
-            was none.
+        received: first stop signal from outside the run to the rank or its guardian; None if
+            there was no signal.
         signalled: time of this signal.
     """
 

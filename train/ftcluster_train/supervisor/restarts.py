@@ -145,7 +145,7 @@ def _killed(launch: Launch, rebooted: bool = False) -> dict[str, Any]:
         message, hint = "the head was started again", "its log says why: journalctl --boot=-1 -e"
         return {"message": message, "hint": hint, "host": host, "rank": None}
     hint = (
-        f"{MEMORY_HINT}; a stopped one (SIGSTOP) is killed "
+        f"{MEMORY_HINT}; a stopped supervisor (SIGSTOP) is killed "
         f"after {background.WATCHDOG_SECONDS:g} s; otherwise find out who killed it"
     )
     return {"message": "the supervisor was killed", "hint": hint, "host": host, "rank": None}
@@ -182,7 +182,7 @@ def change_notice(
     """Return the notice that a restart uses other hosts; "" if it uses the same hosts.
 
     Args:
-        refused: why hosts are not used, as far as known.
+        refused: failures of the hosts that are not used, as far as known.
     """
     gone = [host for host in before if host not in after]
     names = ", ".join(host.name for host in gone)

@@ -71,9 +71,9 @@ def list_runs(
     """Return runs of a folder: an exact match first, then running ones, then the newest.
 
     Args:
-        beginnings: only runs whose ids begin with one of these; none: all.
+        beginnings: beginnings of run ids; only runs that match one are returned. Empty means all.
         skip: number of runs on previous pages.
-        most: maximum number of runs; 0: all.
+        most: maximum number of runs; 0 means all.
 
     Returns:
         The runs, and the number of runs for later pages.
@@ -226,7 +226,7 @@ def _doing(last: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _expected_end(last: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return the expected end of a training in seconds since 1970; 0 without a current step."""
+    """Return the expected end of training in seconds since 1970; 0 without a current step."""
     step = last.get("step", {})
     restart = last.get("restart", {}).get("time", 0.0)
     if "remaining_seconds" not in step or step["time"] < restart:
@@ -395,7 +395,7 @@ def has_state(folder: Path, run: str, job: Mapping[str, Any]) -> bool:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Return a JSON object; an empty one if the file has none."""
+    """Return the JSON object in a file; {} if the file does not contain one."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

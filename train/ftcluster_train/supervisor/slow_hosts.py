@@ -1,4 +1,4 @@
-"""Detection of hosts that fall behind during a training, with the likely reasons.
+"""Detection of hosts that fall behind during training, with the likely reasons.
 
 A host's time is the work time of its slowest rank in a step: the other ranks wait for that rank.
 Standard library only.
@@ -56,7 +56,7 @@ class _Host:
 
 
 class SlowHosts:
-    """A comparison of a training's hosts, window by window.
+    """A comparison of a run's hosts, window by window.
 
     Args:
         hosts: the host of each rank.
@@ -120,11 +120,11 @@ def message_of(
         others: `HostCondition` of the other hosts.
     """
     if not behind.ratio:
-        return f"{behind.host} is as fast as before again since step {behind.step}"
-    beside = "the other hosts" if behind.others else "its own steps before"
-    compared = f"{behind.seconds:.2f} s of work a step, {beside} {behind.usual:.2f} s"
+        return f"{behind.host} is as fast as before again, at step {behind.step}"
+    beside = "on the other hosts" if behind.others else "in its own earlier steps"
+    compared = f"{behind.seconds:.2f} s of work per step, {behind.usual:.2f} s {beside}"
     wait = "; all others wait for it" if others else ""
-    reasons = "; ".join(_reasons(condition, others)) or "ftcluster sees no cause on this host"
+    reasons = "; ".join(_reasons(condition, others)) or "no cause was found on it"
     return f"{behind.host} is {1 - 1 / behind.ratio:.0%} slower ({compared}{wait}): {reasons}"
 
 
@@ -149,7 +149,7 @@ def _reasons(condition: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) 
 
 
 class SlowHostWatch:
-    """A reader of a training's events that reports slow hosts; it never fails a run.
+    """A reader of a run's events that reports slow hosts; it never fails a run.
 
     Args:
         lives: states of the ranks, as reported by the guardians.

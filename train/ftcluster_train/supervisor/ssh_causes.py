@@ -9,7 +9,8 @@ from dataclasses import dataclass
 SSH_FAILED = 255  # exit code of ssh itself, ssh(1)
 SETUP = "ftcluster setup INVENTORY --tags mesh,verify"
 OFF = (
-    "check that it is on, that its sshd runs, and the network and firewall between it and the head"
+    "check that it is on and its sshd is running, and check the network and firewall between it "
+    "and the head"
 )
 SENT = re.compile(r"fingerprint for the (\S+) key sent by the remote host is\s+(SHA256:[\w+/=]+)")
 
@@ -39,13 +40,18 @@ KEY_CHANGED = Cause(
     lasting=True,
 )
 KEY_UNKNOWN = Cause(
-    "host key unknown", f"the head learns host keys by {SETUP}", lasting=True, line="is known for"
+    "host key unknown",
+    f"run {SETUP}: it gives the head the host keys",
+    lasting=True,
+    line="is known for",
 )
-NO_KEY = Cause("the head's SSH key is missing or unusable", f"{SETUP} makes it again", lasting=True)
+NO_KEY = Cause(
+    "the head's SSH key is missing or unusable", f"{SETUP} creates it again", lasting=True
+)
 DENIED = Cause(
     "permission denied",
     "if its sshd_config has AllowUsers or AllowGroups, add the account, and check that the account "
-    f"has a shell; else {SETUP} renews the keys",
+    f"has a shell; otherwise run {SETUP}, which renews the keys",
     lasting=True,
     line="denied",
 )
@@ -57,8 +63,8 @@ NO_ROUTE = Cause("no route", OFF)
 TIMEOUT = Cause("timeout", OFF)
 CLOSED = Cause(
     "connection closed before the login",
-    "the log of its sshd says why (journalctl -u ssh): it may be booting, have too many "
-    "connections at once, or its account may have expired",
+    "the log of its sshd says why (journalctl -u ssh): the host may be booting or have too many "
+    "connections at once, or the account may have expired",
 )
 NO_NAME = Cause("name does not resolve", "correct the name or the head's name server")
 OTHER = Cause("unknown cause", f"{OFF}; {SETUP} renews the SSH mesh")

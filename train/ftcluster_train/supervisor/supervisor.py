@@ -212,7 +212,7 @@ def start(run_dir: Path, user: str) -> int:
             if background.detach():
                 os._exit(become(run_dir, str(error)))
     if background.as_account(user, lambda: int(not background.wait_for_supervisor(run_dir))):
-        print(f"the supervisor does not start: {run_dir}/supervisor.log", file=sys.stderr)
+        print(f"the supervisor does not start; see {run_dir}/supervisor.log", file=sys.stderr)
         return 1
     return 0
 
@@ -243,8 +243,8 @@ def slurm_elsewhere(run_dir: Path) -> str:
     step = f"srun --jobid={job} --overlap --nodes=1 --nodelist={node}"
     run = shlex.quote(run_dir.name)
     return (
-        f"{run_dir.name} is a run of Slurm job {job}; follow it by {step} --pty "
-        f"ftcluster attach {run}, or stop it by scancel {name}"
+        f"{run_dir.name} is a run of Slurm job {job}; follow it with {step} --pty "
+        f"ftcluster attach {run}, or stop it with scancel {name}"
     )
 
 
@@ -253,7 +253,7 @@ def become(run_dir: Path, no_unit: str = "") -> int:
 
     Args:
         run_dir: folder of the run.
-        no_unit: reason why the supervisor is no systemd unit, if the user can change that; else "".
+        no_unit: reason why the supervisor is not a systemd unit, if users can change it; else "".
     """
     again = background.become_supervisor(run_dir)
     if again and has_ended(run_dir):  # the supervisor was killed after the last event

@@ -1,11 +1,11 @@
-"""Exports of Argilla, of both generations of its data sets.
+"""Reads exports of Argilla 1 and Argilla 2.
 
-- Argilla 2: a record has `fields`, and `responses` by question: lists of objects with a value, the
-  user and, in some releases, a status. Flattened records have columns such as `label.responses`,
-  `label.responses.users` and `label.responses.status`.
-- Feedback data sets of Argilla 1: `responses` is a list with the values of each user. As a data set
-  of Hugging Face, each question is a column with objects of user_id, value and status.
-- Older data sets of Argilla 1: `text` or `inputs`, and `annotation`.
+- Argilla 2: a record contains `fields`, and `responses` by question. The responses to a question
+  are a list of objects with a value, the user and, in some releases, a status. Flattened records
+  have columns such as `label.responses`, `label.responses.users` and `label.responses.status`.
+- Feedback data sets of Argilla 1: `responses` is a list with the values of each user. In a Hugging
+  Face data set, each question is a column with objects of user_id, value and status.
+- Older data sets of Argilla 1: a record contains `text` or `inputs`, and `annotation`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,12 +24,12 @@ from ftcluster_common.data.importers.record import (
 )
 from ftcluster_common.data.rows import DataError, Row, short
 
-SUBMITTED = ("submitted", None)  # Argilla 2 exported responses without a status at first
+SUBMITTED = ("submitted", None)  # early releases of Argilla 2 exported no status
 RESPONSES, STATUS, USERS = ".responses", ".responses.status", ".responses.users"
 OLD = ("annotation", "prediction")
 OLD_MARKS = ("annotation_agent", "prediction_agent", "multi_label", "event_timestamp",
              "explanation", "status")  # fmt: skip
-# fields of records that say nothing about the text
+# fields of records that are not part of the annotated text
 ABOUT = ("id", "external_id", "status", "metadata", "vectors", "_server_id", "suggestions",
          "fields", "responses", "inserted_at", "updated_at")  # fmt: skip
 UNANSWERED = "without a submitted response"
@@ -48,13 +48,13 @@ def _is_record(row: Row) -> bool:
 def _read_record(row: Row) -> Annotated:
     fields, responses = row.get("fields"), row.get("responses")
     if not isinstance(fields, Mapping):
-        raise DataError(f"fields is {short(fields)}, not an object with the record's texts")
+        raise DataError(f"fields must be an object with the record's texts, got {short(fields)}")
     if isinstance(responses, Mapping):
         found = [*_by_question(responses)]
     elif isinstance(responses, list | None):
         found = [*_by_user(responses or [])]
     else:
-        raise DataError(f"responses is {short(responses)}, not a list or an object")
+        raise DataError(f"responses must be a list or an object, got {short(responses)}")
     return _annotated(dict(fields), found)
 
 
@@ -64,7 +64,10 @@ def _by_question(responses: Row) -> Iterator[Response]:
         if not isinstance(given, list) or not all(
             isinstance(item, Mapping) and "value" in item for item in given
         ):
-            raise DataError(f"the responses to {question} are {short(given)}, not a list of values")
+            raise DataError(
+                f"the responses to {question} must be a list of objects with a value, got "
+                f"{short(given)}"
+            )
         for item in given:
             if item.get("status") in SUBMITTED:
                 yield str(item.get("user_id")), question, item["value"]
@@ -75,7 +78,10 @@ def _by_user(responses: Any) -> Iterator[Response]:
     for response in responses:
         values = response.get("values") if isinstance(response, Mapping) else None
         if not isinstance(values, Mapping | None) or not isinstance(response, Mapping):
-            raise DataError(f"a response is {short(response)}, without the values of its questions")
+            raise DataError(
+                f"a response must be an object with the values of its questions, got "
+                f"{short(response)}"
+            )
         if response.get("status") not in SUBMITTED:
             continue
         for question, value in (values or {}).items():
@@ -105,18 +111,21 @@ def _annotated(fields: dict[str, Any], responses: list[Response]) -> Annotated:
 
 
 def _answer(question: str, value: Any, fields: Row, places: set[str]) -> Any:
-    """Return an answer as a text, a number, classes or entities.
+    """Return an answer as a string, a number, classes or entities.
 
     Args:
-        places: gets the fields that entities refer to.
+        places: set to which the names of the fields that entities refer to are added.
 
     Raises:
-        DataError: the value has another form.
+        DataError: the value has an unsupported form.
     """
     if isinstance(value, Mapping) and {"start", "end", "label"} <= value.keys():
-        columns = [value[name] for name in ("start", "end", "label")]  # lists, as datasets has them
+        columns = [value[name] for name in ("start", "end", "label")]  # datasets stores lists
         if not all(isinstance(column, list) for column in columns):
-            raise DataError(f"the response to {question} is {short(value)}, not lists of entities")
+            raise DataError(
+                f"the response to {question} must contain lists of start, end and label, got "
+                f"{short(value)}"
+            )
         texts = value.get("text") or [None] * len(columns[0])
         value = [
             dict(zip(("start", "end", "label", "text"), item, strict=False))
@@ -124,7 +133,7 @@ def _answer(question: str, value: Any, fields: Row, places: set[str]) -> Any:
         ]
     if isinstance(value, bool) or not isinstance(value, str | int | float | list):
         raise DataError(
-            f"the response to {question} is {short(value)}, not a text, a number or a list"
+            f"the response to {question} must be a string, a number or a list, got {short(value)}"
         )
     if not isinstance(value, list):
         return value
@@ -179,7 +188,7 @@ def _read_flat(row: Row) -> Annotated:
             for cell in (values, statuses, users)
         ):
             raise DataError(
-                f"{question}{RESPONSES}, its users and its status are not lists of one length"
+                f"the responses, users and statuses of {question} must be lists of the same length"
             )
         found += [
             (str(user), question, value)
@@ -195,7 +204,7 @@ def _read_flat(row: Row) -> Annotated:
 
 
 def _is_table(row: Row) -> bool:
-    """Return True for a row that Argilla 1 made for `datasets`."""
+    """Return True if Argilla 1 exported a row for the library `datasets`."""
     return any(name.endswith("-suggestion") and _is_question(row, name) for name in row)
 
 
@@ -232,7 +241,7 @@ def _read_old(row: Row) -> Annotated:
     if isinstance(row.get("text"), str):
         fields["text"] = row["text"]
     if not any(isinstance(text, str) for text in fields.values()):
-        raise DataError(f"text is {short(row.get('text'))}, not a text")
+        raise DataError(f"column text must be a string, got {short(row.get('text'))}")
     annotation, status = row.get("annotation"), str(row.get("status"))
     if annotation is None or status.lower().endswith("discarded"):
         return Annotated(
@@ -240,7 +249,7 @@ def _read_old(row: Row) -> Annotated:
         )
     if "tokens" in row:
         return Annotated(fields, ({SPANS: _old_spans(annotation, fields)},), text_field="text")
-    # the suggestions of a text generation are texts, those of a classification are labels
+    # suggestions for text generation are objects with a text; for classification they are labels
     writes = are_objects(row.get("prediction"), ("text",)) or (
         "multi_label" not in row and "inputs" not in row
     )
@@ -252,16 +261,16 @@ def _read_old(row: Row) -> Annotated:
 
 
 def _old_spans(annotation: Any, fields: Row) -> list[dict[str, Any]]:
-    """Return entities that are objects, or lists of label, start and end."""
+    """Return entities, which may be exported as objects or as lists of label, start and end."""
     if not isinstance(annotation, list):
-        raise DataError(f"annotation is {short(annotation)}, not a list of entities")
+        raise DataError(f"annotation must be a list of entities, got {short(annotation)}")
     spans = []
     for item in annotation:
         if isinstance(item, list) and len(item) >= 3:
             item = dict(zip((LABEL, "start", "end"), item[:3], strict=True))
         if not isinstance(item, Mapping) or not {"start", "end", LABEL} <= item.keys():
             raise DataError(
-                f"annotation has {short(item)}, not an entity with label, start and end"
+                f"an entity in annotation must have label, start and end, got {short(item)}"
             )
         spans.append(_span(item, fields)[0])
     return spans
@@ -271,6 +280,6 @@ CHOICE = "the first submitted response is used"
 ARGILLA = (
     Importer("Argilla (records)", _is_record, _read_record, CHOICE),
     Importer("Argilla 2 (flattened records)", _is_flat, _read_flat, CHOICE),
-    Importer("Argilla 1 (data set of Hugging Face)", _is_table, _read_table, CHOICE),
+    Importer("Argilla 1 (Hugging Face data set)", _is_table, _read_table, CHOICE),
     Importer("Argilla 1 (annotation and prediction)", _is_old, _read_old, CHOICE),
 )

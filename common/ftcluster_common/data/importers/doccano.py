@@ -1,4 +1,4 @@
-"""Exports of doccano: JSONL, JSON and CSV of classification, sequence labeling and relations.
+"""Reads exports of doccano: JSONL, JSON and CSV with classes, labeled sequences and relations.
 
 The forms follow doccano's `data_export/pipeline` and its releases since 1.0:
 
@@ -7,7 +7,7 @@ The forms follow doccano's `data_export/pipeline` and its releases since 1.0:
 - with relations: `entities` with start_offset and end_offset, and `relations`;
 - intent detection: classes in `cats`, and triples in `entities`;
 - old releases: `labels` instead of `label`, `data` instead of `text`, and `annotations` with
-  numbers of labels.
+  label numbers.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ TEXTS = ("text", "data")
 ANSWERS = ("label", "labels", "entities", "cats", "annotations")
 OFFSETS = ("start_offset", "end_offset")
 COMMENTS, APPROVER = "Comments", "annotation_approver"
-# columns of doccano's database and of its other annotations
+# columns that are not copied: text, annotations, and doccano's own data
 OTHERS = (*TEXTS, *ANSWERS, COMMENTS, APPROVER, "relations", "meta", "annotation_approver")
 
 
@@ -56,7 +56,7 @@ def _read(row: Row) -> Annotated:
     text = row[column]
     answers = {name: _answer(name, row[name], text) for name in ANSWERS if name in row}
     if not answers:
-        raise DataError(f"no annotations, which doccano writes into one of {', '.join(ANSWERS)}")
+        raise DataError(f"no annotations; doccano writes them into one of {', '.join(ANSWERS)}")
     meta = row.get("meta")
     others = {name: value for name, value in row.items() if name not in OTHERS}
     fields = {**(meta if isinstance(meta, Mapping) else {}), **others, "text": text}
@@ -70,15 +70,15 @@ def _read(row: Row) -> Annotated:
 
 
 def _answer(column: str, cell: Any, text: str) -> Any:
-    """Return the classes or the entities in a cell; [] if it has neither.
+    """Return the classes or the entities in a cell; [] if it contains neither.
 
     Raises:
-        DataError: the cell has another form.
+        DataError: the cell has an unsupported form.
     """
     if isinstance(cell, str):  # CSV
         return Classes(name for name in cell.split("#") if name.strip())
     if not isinstance(cell, list):
-        raise DataError(f"{column} is {short(cell)}, not a list of labels")
+        raise DataError(f"column {column} must be a list of labels, got {short(cell)}")
     if all(isinstance(item, str) for item in cell):
         return classes_of(cell, column) if cell else []
     return [_span(item, len(text)) for item in cell]
@@ -91,11 +91,11 @@ def _span(item: Any, length: int) -> dict[str, Any]:
         start, end, label = (item[name] for name in (*OFFSETS, "label"))
         if isinstance(label, int):
             raise DataError(
-                f"the label {short(label)} is a number of doccano's database, not a name: export "
+                f"the label {short(label)} is a number from doccano's database, not a name: export "
                 "the project as JSONL with text labels"
             )
     else:
-        raise DataError(f"{short(item)} is not an entity: it needs its positions and a label")
+        raise DataError(f"an entity must have a start, an end and a label, got {short(item)}")
     span = span_of(start, end, label)
     if not start < end <= length:
         raise DataError(

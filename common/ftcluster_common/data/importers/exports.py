@@ -1,6 +1,6 @@
 """Recognizes exports of annotation tools, and converts their rows.
 
-Every reader of files calls `converted`; rows of other files stay as they are.
+Every reader of files calls `converted`, which returns the rows of other files unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ Source = Callable[[], Iterator[PlacedRow]]  # reads a file from its beginning
 
 
 def importer_of(rows: Iterable[PlacedRow]) -> Importer | None:
-    """Return the importer for the format of at least half of these rows, or None."""
+    """Return the importer whose format at least half of these rows have, or None."""
     objects = [row for _, row in rows if isinstance(row, dict)]
     for importer in IMPORTERS:
         if objects and 2 * sum(map(importer.matches, objects)) >= len(objects):
@@ -47,7 +47,7 @@ def converted(sources: Sequence[Source], labelled: bool = True) -> Iterator[Plac
 
 
 def export_notes(sources: Sequence[Source], name: str) -> list[str]:
-    """Return notes on the exports among files: their formats, and what is read and skipped.
+    """Return notes about the exports among files: their formats, and the rows read and skipped.
 
     Args:
         name: name of the file or the set, for the notes.
@@ -65,7 +65,7 @@ def export_notes(sources: Sequence[Source], name: str) -> list[str]:
 def _outcomes(
     sources: Sequence[Source],
 ) -> Iterator[tuple[str, Row | Skipped | DataError | Any, Survey | None]]:
-    """Yield each row with its place; for an export, also the outcome and the format's survey."""
+    """Yield place and row; for an export, yield place, conversion result and format's survey."""
     surveys: dict[str, Survey] | None = None
     for number, source in enumerate(sources):
         rows = source()

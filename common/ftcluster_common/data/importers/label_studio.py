@@ -1,10 +1,10 @@
-"""Exports of Label Studio: JSON, JSON-MIN, CSV and TSV.
+"""Reads exports of Label Studio: JSON, JSON-MIN, CSV and TSV.
 
-JSON has a list of tasks, each with its `data` and a list of `annotations` (before release 1.0,
-`completions`). The results of an annotation carry the name of their control (`from_name`) and a
-value whose form depends on the control. JSON-MIN, CSV and TSV have one row for each annotation;
-its columns are those of `data` and the names of the controls. A choice of one class is a plain
-text there, all other values are objects; in CSV and TSV they are JSON.
+A JSON export is a list of tasks, each with its `data` and a list of `annotations` (before release
+1.0, `completions`). Each result of an annotation contains the name of its control (`from_name`) and
+a value whose form depends on the control. JSON-MIN, CSV and TSV contain one row for each
+annotation, with a column for each field of `data` and for each control. In such a row, a choice of
+one class is a string, and all other values are objects, which CSV and TSV contain as JSON.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ from ftcluster_common.given_files import parse_json
 SPAN_KINDS = ("labels", "hypertextlabels", "paragraphlabels")  # fields with an entity's labels
 NUMBERS = ("rating", "number")
 VALUES = (*SPAN_KINDS, *NUMBERS, "choices", "taxonomy", "text", "selected")
-# columns that JSON-MIN and CSV add to those of `data` and of the controls
+# columns that JSON-MIN and CSV add to the fields of `data` and the controls
 ABOUT = ("annotator", "annotation_id", "created_at", "updated_at", "lead_time", "agreement",
          "was_cancelled")  # fmt: skip
 CHOICE = "the annotation marked as ground truth is used, or else the oldest annotation"
@@ -42,9 +42,9 @@ def _is_task(row: Row) -> bool:
 def _read_task(row: Row) -> Annotated:
     data, every = row.get("data"), _annotations(row)
     if not isinstance(data, Mapping):
-        raise DataError(f"data is {short(data)}, not an object with the task's texts")
+        raise DataError(f"data must be an object with the task's texts, got {short(data)}")
     if not isinstance(every, list) or not all(isinstance(item, Mapping) for item in every):
-        raise DataError(f"annotations is {short(every)}, not a list of objects")
+        raise DataError(f"annotations must be a list of objects, got {short(every)}")
     complete = [item for item in every if not item.get("was_cancelled") and not item.get("skipped")]
     complete.sort(
         key=lambda item: (not item.get("ground_truth"), str(item.get("created_at") or ""))
@@ -68,15 +68,15 @@ def _answers(annotation: Row, data: Row, ignored: set[str], places: set[str]) ->
     """Return the answers of an annotation by control.
 
     Args:
-        ignored: gets the kinds of results that are not read.
-        places: gets the fields of `data` that entities refer to.
+        ignored: set to which the kinds of results that are not read are added.
+        places: set to which the fields of `data` that entities refer to are added.
 
     Raises:
         DataError: a result is damaged.
     """
     results = annotation.get("result")
     if not isinstance(results, list):
-        raise DataError(f"the result of an annotation is {short(results)}, not a list")
+        raise DataError(f"the result of an annotation must be a list, got {short(results)}")
     by_control: defaultdict[str, list[Any]] = defaultdict(list)
     for result in results:
         value = result.get("value") if isinstance(result, Mapping) else None
@@ -86,7 +86,8 @@ def _answers(annotation: Row, data: Row, ignored: set[str], places: set[str]) ->
                 ignored.add("relations")
                 continue
             raise DataError(
-                f"a result is {short(result)}, without the name of its control or a value"
+                f"a result must contain the name of its control (from_name) and a value, got "
+                f"{short(result)}"
             )
         kind = next((name for name in VALUES if name in value), str(result.get("type")))
         if kind in SPAN_KINDS:
@@ -108,13 +109,15 @@ def _span(value: Row, labels: Any, data: Row, wanted: str) -> tuple[dict[str, An
         wanted: name of the object that the control refers to, which often is the field's name.
 
     Raises:
-        DataError: the entity is damaged, or does not have one label.
+        DataError: the entity is damaged, or does not have exactly one label.
     """
     if not isinstance(labels, list) or len(labels) != 1:
-        raise DataError(f"an entity has the labels {short(labels)}; it needs exactly one")
+        raise DataError(f"an entity must have exactly one label, got {short(labels)}")
     place = value.get("globalOffsets", value)
     if not isinstance(place, Mapping):
-        raise DataError(f"an entity has the place {short(place)}, not its start and end")
+        raise DataError(
+            f"globalOffsets of an entity must contain start and end, got {short(place)}"
+        )
     span = span_of(place.get("start"), place.get("end"), labels[0])
     texts = {name: text for name, text in data.items() if isinstance(text, str)}
     if wanted in texts:
@@ -134,7 +137,7 @@ def _span(value: Row, labels: Any, data: Row, wanted: str) -> tuple[dict[str, An
 
 
 def _joined(values: Iterable[Mapping[str, Any]], column: str) -> Any:
-    """Return the answers to one control as entities, classes, a number or a text.
+    """Return the values of one control as entities, classes, a number or a string.
 
     Raises:
         DataError: the values have different forms.
@@ -144,7 +147,9 @@ def _joined(values: Iterable[Mapping[str, Any]], column: str) -> Any:
         return values
     kinds = {kind for value in values for kind in value}
     if len(kinds) != 1:
-        raise DataError(f"{column} has values of several kinds: {', '.join(sorted(kinds))}")
+        raise DataError(
+            f"column {column} mixes values of several kinds: {', '.join(sorted(kinds))}"
+        )
     [kind] = kinds
     cells = [value[kind] for value in values]
     if kind in NUMBERS:
@@ -184,7 +189,9 @@ def _read_row(row: Row) -> Annotated:
             for item in value:
                 kind = next((kind for kind in SPAN_KINDS if kind in item), "")
                 if not kind:
-                    raise DataError(f"{name} has {short(item)}, an entity without labels")
+                    raise DataError(
+                        f"column {name} contains an entity without labels: {short(item)}"
+                    )
                 span, place = _span(item, item[kind], fields, "")
                 spans.append(span)
                 places.add(place)
@@ -194,7 +201,7 @@ def _read_row(row: Row) -> Annotated:
         else:
             answers[name] = _joined(value if isinstance(value, list) else [value], name)
     cancelled = str(row.get("was_cancelled")).lower() == "true"
-    # the answer to a choice of one class is a text like those of the task, so it may be in `fields`
+    # a choice of one class is a string, like the texts of the task, so it may be in `fields`
     longest = max((cell for cell in fields.values() if isinstance(cell, str)), key=len, default="")
     return Annotated(
         fields,

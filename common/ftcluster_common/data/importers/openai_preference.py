@@ -1,4 +1,4 @@
-"""OpenAI's files for preference fine-tuning: a prompt with a preferred and another answer."""
+"""Reads OpenAI's files for preference fine-tuning: a prompt with a preferred and another answer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from ftcluster_common.data.importers.record import Annotated, Importer
 from ftcluster_common.data.rows import DataError, Row, short
 
-# columns of the file, and the columns of ftcluster
+# ftcluster's column for each column of the file
 ANSWERS = {"preferred_output": "chosen", "non_preferred_output": "rejected"}
 
 
@@ -18,7 +18,7 @@ def _read(row: Row) -> Annotated:
     given = row.get("input")
     messages = given.get("messages") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or not isinstance(messages, list) or not messages:
-        raise DataError(f"input is {short(given)}, not an object with messages")
+        raise DataError(f"input must be an object with messages, got {short(given)}")
     answers: dict[str, Any] = {}
     for name, column in ANSWERS.items():
         if not isinstance(row.get(name), list) or not row[name]:

@@ -1,4 +1,4 @@
-"""Exports of Prodigy (`db-out`): JSONL of named entities, spans, classes and choices.
+"""Reads exports of Prodigy (`db-out`): JSONL with named entities, spans, classes and choices.
 
 Each row is a task with an `answer`. Entities are in `spans`; a class is in `label`, and the chosen
 `options` of the choice interface are in `accept`.
@@ -23,10 +23,10 @@ from ftcluster_common.data.rows import DataError, Row, short
 ANSWER, TASK = "answer", "_task_hash"
 ACCEPT, REJECT, IGNORE = "accept", "reject", "ignore"
 MARKS = ("_input_hash", TASK, "_view_id", "_session_id", "_annotator_id", SPANS, ACCEPT, "options")
-# fields of the interface, which say nothing about the text
+# fields that are not copied: the answers, and settings of the interface
 INTERFACE = (ANSWER, ACCEPT, LABEL, SPANS, "tokens", "options", "config", "meta", "versions",
              "relations", "html", "score", "priority", "view_id", "field_id")  # fmt: skip
-PLAIN = {"text", LABEL, ANSWER, "meta", "score"}  # fields of a row without marks
+PLAIN = {"text", LABEL, ANSWER, "meta", "score"}  # fields of a row without any of MARKS
 
 
 def _matches(row: Row) -> bool:
@@ -38,7 +38,7 @@ def _matches(row: Row) -> bool:
 def _read(row: Row) -> Annotated:
     answer = row.get(ANSWER)
     if answer not in (ACCEPT, REJECT, IGNORE):
-        raise DataError(f"answer is {short(answer)}, not accept, reject or ignore")
+        raise DataError(f"answer must be accept, reject or ignore, got {short(answer)}")
     text = text_of(row, "text")
     fields = {
         name: value
@@ -66,13 +66,15 @@ def _read(row: Row) -> Annotated:
 def _list(row: Row, column: str) -> list[Any]:
     cell = row[column]
     if not isinstance(cell, list):
-        raise DataError(f"{column} is {short(cell)}, not a list")
+        raise DataError(f"column {column} must be a list, got {short(cell)}")
     return cell
 
 
 def _span(item: Any, text: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
-        raise DataError(f"{SPANS} has {short(item)}, not an object with start, end and label")
+        raise DataError(
+            f"column {SPANS} must contain objects with start, end and label, got {short(item)}"
+        )
     span = located(
         span_of(*(item.get(name) for name in ("start", "end", LABEL))), text, item.get("text")
     )
@@ -87,8 +89,8 @@ def _span(item: Any, text: str) -> dict[str, Any]:
 def _chosen(identifiers: list[Any], choices: Any) -> Classes:
     """Return the chosen classes.
 
-    Prodigy names classes by the options' identifiers. If these are numbers, the options' texts name
-    the classes.
+    Prodigy names classes by the options' identifiers. If an identifier is a number, the option's
+    text names the class.
     """
     texts = {
         option["id"]: str(option["text"])

@@ -1,4 +1,4 @@
-"""The form in which the module of a tool returns a row of its export. Standard library only."""
+"""The common form into which each importer converts a row of an export. Standard library only."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ class Annotated:
 
     Attributes:
         fields: texts and other data of the row, by column.
-        answers: answers of each annotator, by column; the answers to train on come first. Classes
-            are `Classes`, and entities are lists of objects with start, end and label.
+        answers: answers of each annotator, by column; the answers to train on come first. Chosen
+            classes are a `Classes`, and entities are a list of objects with start, end and label.
         skipped: reason why the row has no answers to train on, or "".
         key: value that is equal for rows with annotations of the same text; None if a text has only
             one row.
         rank: rank of the row among the rows with the same key; the lowest rank is used.
-        text_field: field that the entities' positions refer to, if it is known.
+        text_field: field that the entities' positions refer to; "" if unknown.
         ignored: kinds of annotations in the row that no task reads.
     """
 
@@ -49,7 +49,7 @@ class Importer:
         matches: function that returns True if a row is in this format.
         read: function that reads a row. It raises DataError for a damaged row; the caller adds the
             row's place to the message.
-        choice: rule, for messages, that selects one of several annotations of a text.
+        choice: message that says which of several annotations of a text is used.
     """
 
     tool: str
@@ -59,15 +59,19 @@ class Importer:
 
 
 def text_of(row: Row, column: str) -> str:
-    """Return the text of a column.
+    """Return the string in a column of a row.
 
     Raises:
-        DataError: the row has no text there.
+        DataError: the column is missing or is not a string.
     """
     text = row.get(column)
     if not isinstance(text, str):
-        has = f"{column} is {short(text)}, not a text" if column in row else f"no column {column}"
-        raise DataError(f"{has}; only annotations of texts are supported")
+        problem = (
+            f"column {column} must be a string, got {short(text)}"
+            if column in row
+            else f"no column {column}"
+        )
+        raise DataError(f"{problem}; only annotations of texts are supported")
     return text
 
 
@@ -75,39 +79,39 @@ def classes_of(names: Any, column: str) -> Classes:
     """Return the classes in a list of names, or in one name.
 
     Raises:
-        DataError: a name is not a text or a number.
+        DataError: a name is neither a string nor a number.
     """
     listed = names if isinstance(names, list) else [names]
     for name in listed:
         if isinstance(name, bool) or not isinstance(name, str | int | float):
-            raise DataError(f"{column} has {short(name)}, not the name of a class")
+            raise DataError(f"column {column} must contain names of classes, got {short(name)}")
     return Classes(dict.fromkeys(map(str, listed)))
 
 
 def span_of(start: Any, end: Any, label: Any) -> dict[str, Any]:
-    """Return an entity of a text.
+    """Return an entity as an object with start, end and label.
 
     Raises:
-        DataError: the positions are not whole numbers, or the label is not a text.
+        DataError: the positions are not whole numbers, or the label is not a string.
     """
     for name, place in (("start", start), ("end", end)):
         if isinstance(place, bool) or not isinstance(place, int) or place < 0:
             raise DataError(
-                f"an entity has the {name} {short(place)}, not a character position (a whole "
-                "number from 0)"
+                f"the {name} of an entity must be a character position (a whole number from 0), "
+                f"got {short(place)}"
             )
     if not isinstance(label, str) or not label.strip():
         raise DataError(
-            f"the entity from {start} to {end} has the label {short(label)}, not a name"
+            f"the label of the entity from {start} to {end} must be a name, got {short(label)}"
         )
     return {"start": start, "end": end, "label": label}
 
 
 def located(span: Mapping[str, Any], text: str, copy: Any) -> dict[str, Any]:
-    """Return an entity whose positions fit the tool's copy of its text.
+    """Return an entity with positions at which the text equals the tool's copy of the entity.
 
     Browsers count characters outside the Basic Multilingual Plane, such as most emojis, as two. If
-    the copy fits such positions instead of Python's, the positions are converted.
+    the text equals the copy only at such positions, they are converted to Python's positions.
 
     Args:
         span: start, end and label of the entity.
@@ -115,7 +119,7 @@ def located(span: Mapping[str, Any], text: str, copy: Any) -> dict[str, Any]:
         copy: the entity's text according to the tool; None if the tool does not export it.
 
     Raises:
-        DataError: the text is different at these positions.
+        DataError: the text at these positions differs from the copy.
 
     >>> located({"start": 3, "end": 6, "label": "PER"}, "\\U0001f600 Ada", "Ada")
     {'start': 2, 'end': 5, 'label': 'PER'}
@@ -136,8 +140,8 @@ def located(span: Mapping[str, Any], text: str, copy: Any) -> dict[str, Any]:
     if converted and _alike(converted, copy):
         return {**plain, "start": begin, "end": begin + len(converted)}
     raise DataError(
-        f"the entity {short(copy)} is not at the characters {start} to {end} of the text, which "
-        f"has {short(text[start:end])} there"
+        f"the entity {short(copy)} is not at characters {start} to {end} of the text, which "
+        f"contains {short(text[start:end])} there"
     )
 
 
@@ -157,7 +161,7 @@ def is_triple(value: Any) -> bool:
 
 
 def are_objects(cell: Any, names: Iterable[str]) -> bool:
-    """Return True if a cell is a list, not empty, of objects with these fields."""
+    """Return True if a cell is a non-empty list of objects with these fields."""
     wanted = {*names}
     return (
         isinstance(cell, list)

@@ -1,8 +1,8 @@
 """Conversion of an export to training rows: one answer per text, in columns that tasks recognize.
 
 The rows of all files of a set are read twice. The first pass collects what a single row does not
-say: the columns of answers, whether a row may have several classes, and texts that several rows
-annotate. Standard library only.
+show: which columns contain answers, whether a row may have several classes, and which texts are
+annotated by several rows. Standard library only.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from ftcluster_common.data.rows import DataError, Places, Row, short
 AGAIN = "that annotate the text of another row"
 UNLABELLED = "without a class"
 SHOWN_TEXT, SHOWN_CHARACTERS = 80, 400  # maximum characters of a text and a row in a note
-# columns of answers that other tasks read by their names
+# names of answer columns that other tasks read
 OTHER_ANSWERS = ("answer", "answers", "answer_text", "target", "summary", "completion", "response",
                  "output", "chosen", "rejected", "positive")  # fmt: skip
 
@@ -28,7 +28,7 @@ Kind = Literal["", "spans", "classes", "text"]
 
 @dataclass(frozen=True)
 class Skipped:
-    """A row of an export without an answer to train on; `fields` are the columns of its texts."""
+    """A row of an export without an answer to train on; `fields` contains its texts by column."""
 
     reason: str
     fields: Row
@@ -60,7 +60,7 @@ def _shown(row: Row) -> str:
 
 
 class Survey:
-    """The contents of the exports of one format in a set of files.
+    """A summary of all exports of one format in a set of files.
 
     Call `add` with each row, then `finish`, and then `outcome` with each row.
 
@@ -92,10 +92,10 @@ class Survey:
         """Read a row with the importer.
 
         Raises:
-            DataError: the row is damaged; the message has its place.
+            DataError: the row is damaged; the message names its place.
         """
         if not isinstance(row, dict):
-            raise DataError(f"{where}: not a JSON object")
+            raise DataError(f"{where}: the row must be a JSON object")
         try:
             return self.importer.read(row)
         except DataError as error:
@@ -126,7 +126,7 @@ class Survey:
         if record.key is not None and digests:
             rank = (record.rank, where)
             best = self._best.setdefault(record.key, rank)
-            # rows of one file come in their order, so an equal rank keeps the first row
+            # rows arrive in the order of the file, so the first of several equal ranks is kept
             if record.rank < best[0]:
                 self._best[record.key] = rank
             own = _digest([dict(record.fields), record.answers])
@@ -140,7 +140,7 @@ class Survey:
             self.disagreeing.add(where)
 
     def finish(self) -> None:
-        """Choose the columns' names, after the last row."""
+        """Choose the names of the columns; call this after the last row."""
         spans = [name for name, kind in self._kinds.items() if kind == "spans"]
         if not spans:  # no text has an entity or a class
             spans = [name for name, kind in self._kinds.items() if kind == ""]
@@ -159,7 +159,7 @@ class Survey:
         for name, kind in self._kinds.items():
             if kind == "classes":
                 many = "a list of classes" if name in self._several else "one class"
-                parts.append(f"{name} has {many} in each row")
+                parts.append(f"{name} contains {many} in each row")
         return "; ".join(parts)
 
     def outcome(self, where: str, row: Any) -> Row | Skipped | DataError:
@@ -194,7 +194,7 @@ class Survey:
         """Return the chosen answers of a row, with a value for each column of answers.
 
         Raises:
-            DataError: a column has entities in some rows and classes or texts in others.
+            DataError: a column contains entities in some rows and classes or texts in others.
         """
         chosen, answers = record.answers[0], {}
         for name, kind in self._kinds.items():
@@ -203,7 +203,9 @@ class Survey:
                 if isinstance(answer, str):
                     answer = Classes([answer] if answer.strip() else [])
                 if answer and not isinstance(answer, Classes):
-                    raise DataError(f"{name} is {short(answer)}, and other rows have classes there")
+                    raise DataError(
+                        f"column {name} is {short(answer)}, but contains classes in other rows"
+                    )
                 listed = [*(answer or ())]
                 answers[name] = listed if name in self._several else listed[0] if listed else None
             elif kind in ("spans", ""):
@@ -211,7 +213,7 @@ class Survey:
                     answer = []
                 if answer and _kind_of(answer) != "spans":
                     raise DataError(
-                        f"{name} is {short(answer)}, and other rows have entities there"
+                        f"column {name} is {short(answer)}, but contains entities in other rows"
                     )
                 answers[name] = answer or []
             else:

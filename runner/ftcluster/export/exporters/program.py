@@ -5,7 +5,7 @@
 REQUEST is a JSON file with `format`, `source` and `target` (folders), `kind` (end of the model's
 class name), `int8`, `max_length`, `measure` (accuracy, pearson, loss or "") and `rows`. A row has
 one or two `texts` and a `label` (a number or null). RESULT is a JSON file; it contains `error` if
-the model cannot be exported. The environment of this program has torch.
+the model cannot be exported. The environment of this program contains torch.
 """
 
 import json
@@ -208,7 +208,7 @@ def compared(
                         predicted = float(row[0]) if measure == "pearson" else int(row.argmax())
                         scores[when].append((predicted, label))
     if not rows:
-        raise ValueError("no text has tokens to compute with")
+        raise ValueError("the models cannot be compared, because no row contains enough tokens")
     result = {"difference": float(largest), "scale": float(scale), "rows": rows}
     if same:
         result["agreement"] = sum(same) / len(same)

@@ -30,7 +30,7 @@ class AllReduceRequest:
         backends: names of the backends; if empty, all backends are measured.
         hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
         nodes: number of hosts to use, including the head; None for all hosts.
-        ranks_per_host: number of ranks on each host; None for the same number as in a training.
+        ranks_per_host: number of ranks on each host; None for as many as training would use.
         seconds: time limit; sizes that would exceed the limit are skipped.
     """
 
@@ -47,7 +47,7 @@ class AllReduceRequest:
 def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
     """Measure the time of an all-reduce with each backend.
 
-    The result is saved on the head. Later plans choose a backend by this result.
+    The result is saved on the head, and later plans use it to choose a backend.
 
     Raises:
         ClusterChanged: the cluster has changed since the run was planned. `again`
@@ -89,4 +89,4 @@ def _keep(
         try:
             change_record(cluster, with_bench(measured), connection_options, view)
         except FtclusterError as error:  # the measurement is worth showing even so
-            view.say(f"not saved for plans: {error}")
+            view.say(f"the result was not saved for later plans: {error}")

@@ -1,4 +1,4 @@
-"""Measure the same training on 1, 2, 4, ... hosts, or with 1, 2, 4, ... ranks on a single host."""
+"""Measure training speed on 1, 2, 4, ... hosts, or with 1, 2, 4, ... ranks on a single host."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,10 +28,10 @@ STEPS = 30
 
 @dataclass(frozen=True)
 class ScalingRequest(RecipeRequest):
-    """A training whose speed is measured, on up to `nodes` hosts or `ranks_per_host` ranks.
+    """A recipe to measure the training speed of, on up to `nodes` hosts or `ranks_per_host` ranks.
 
     Attributes:
-        steps: number of steps of each training; the first third of the steps is a warm-up.
+        steps: number of steps of each training run; the first third of the steps is a warm-up.
         modes: ways in which ranks exchange gradients, such as `impi-bf16-whole`, or `all`; "" for
             the plan's choice.
         svg: path of the chart to write; None for no chart.
@@ -99,14 +99,14 @@ def picture_of(result: Mapping[str, Any]) -> str:
 def _trainings(
     request: ScalingRequest, modes: Sequence[Sequence[str]], cluster: Cluster
 ) -> Iterator[TrainingRun]:
-    """Yield the trainings. The first training has one host, or one rank of a single host.
+    """Yield the training runs. The first run uses one host, or one rank on a single host.
 
     Args:
-        modes: recipe fields that select each mode. The first training does not set these fields,
+        modes: recipe fields that select each mode. The first run does not set these fields,
             because a single host or rank exchanges no gradients.
 
     Raises:
-        FtclusterError: a training cannot be prepared, see `RecipeRequest.prepared`.
+        FtclusterError: a run cannot be prepared, see `RecipeRequest.prepared`.
     """
 
     def prepared(fields: Sequence[str], nodes: int | None, ranks: int | None) -> TrainingRun:
@@ -152,7 +152,7 @@ def short_run(steps: int) -> list[str]:
 
 
 def _measured(run: TrainingRun, events: Sequence[dict[str, Any]]) -> Point:
-    """Return the measured speed of one training, as a point of the result."""
+    """Return the measured speed of one training run, as a point of the result."""
     plan = run.plan
     threads = sum(rank.threads for host in plan.hosts for rank in host.placement)
     measured = measure([event for event in events if event["event"] == "communication"])

@@ -1,4 +1,4 @@
-"""Export a training as manifests for Kubeflow. Nothing is started."""
+"""Export a training run as Kubernetes manifests for Kubeflow. Nothing is started."""
 
 import re
 from dataclasses import dataclass, replace
@@ -44,15 +44,15 @@ NAMES = {  # pattern and description of a valid name, by option
 }
 LONGEST_NAME = 40  # a pod's name has at most 63 characters, with a suffix such as -node-0-99
 LABEL_RULE = (
-    "where each has at most 63 letters, digits, dots, dashes and underscores, and begins with a "
-    "letter or digit"
+    "where KEY and VALUE each have at most 63 letters, digits, dots, dashes and underscores, and "
+    "begin with a letter or digit"
 )
 SELECTOR = re.compile(rf"{LABEL_KEY}=({LABEL_PART})?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class KubernetesRequest(RecipeRequest):
-    """A training to export, and the settings of its Kubernetes job.
+    """A training run to export, and the settings of its Kubernetes job.
 
     Attributes:
         facts: file that describes the nodes, as for `plan`; None for the cluster's hosts.
@@ -62,8 +62,8 @@ class KubernetesRequest(RecipeRequest):
         namespace: namespace of all objects; "" for kubectl's current namespace.
         claim: name of the PersistentVolumeClaim for models, data and runs; all pods mount it.
         node_selector: labels of the nodes, as KEY=VALUE.
-        token_secret: name of a Secret whose key HF_TOKEN has a token for the Hugging Face Hub; ""
-            for none.
+        token_secret: name of a Secret whose key HF_TOKEN contains a token for the Hugging Face Hub;
+            "" for none.
         pod_template: YAML file with further fields of the pods; "" for none.
         min_nodes: minimum number of pods with which the training continues after losing pods. With
             0, the training waits for replacements.
@@ -195,16 +195,16 @@ def _wrong(request: KubernetesRequest) -> list[str]:
     name = request.job_name
     problems = []
     if not request.image:
-        problems.append("--image is missing: the node image, such as registry/ftcluster-node:1")
+        problems.append("--image is missing: pass a node image, such as registry/ftcluster-node:1")
     elif not IMAGE.fullmatch(request.image):
         problems.append(
-            f"--image: {request.image!r} is not the name of an image: at most 255 letters, digits "
-            "and ./:@_-"
+            f"--image: {request.image!r} is not an image name, which has at most 255 letters, "
+            "digits and ./:@_-"
         )
     if not LABEL.fullmatch(name) or len(name) > LONGEST_NAME:
         problems.append(
-            f"--name: {name!r} must have up to {LONGEST_NAME} characters of a-z, 0-9 and -, and "
-            "begin with a letter"
+            f"--name: {name!r} must consist of at most {LONGEST_NAME} characters a-z, 0-9 and -, "
+            "and begin with a letter"
         )
     for option, (form, rule) in NAMES.items():
         value = getattr(request, option)
@@ -222,7 +222,9 @@ def _wrong(request: KubernetesRequest) -> list[str]:
     if request.spares:
         problems.append("--spares: remove it, because Kubernetes itself replaces lost pods")
     if request.min_nodes and request.kind != PYTORCH:
-        problems.append(f"--min-nodes: {request.kind} has no elastic policy; use {PYTORCH}")
+        problems.append(
+            f"--min-nodes: {request.kind} has no elastic policy; use the kind {PYTORCH}"
+        )
     return problems
 
 
@@ -245,7 +247,8 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     requested = run.recipe.training.ddp_backend
     if requested not in ("auto", GLOO):
         raise PlanError(
-            f"training.ddp_backend={requested}, but torchrun's ranks in pods use {GLOO}",
+            f"training.ddp_backend={requested} is not possible, because torchrun's ranks in pods "
+            f"use {GLOO}",
             "remove training.ddp_backend",
         )
     if run.plan.backend != GLOO:
@@ -254,7 +257,7 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     if differ := uneven(run.plan):
         raise PlanError(
             f"{differ} would have different cores or ranks than {run.plan.hosts[0].name}, but the "
-            "pods of a training must be equal",
+            "pods of a training run must be equal",
             "choose nodes of one kind, or another --ranks-per-host",
         )
     if 0 < request.min_nodes < len(run.plan.hosts):
@@ -272,7 +275,7 @@ def _pods(
     """
     count = len(prepared.plan.hosts)
     if request.min_nodes > count:
-        raise PlanError(f"--min-nodes {request.min_nodes}, but the training has {count} pods")
+        raise PlanError(f"--min-nodes must be at most {count} pods, got {request.min_nodes}")
     return Pods(
         name=request.job_name,
         namespace=request.namespace,
@@ -296,8 +299,11 @@ def _pods(
 def _comment(kind: str, run: TrainingRun) -> str:
     """Return the comment at the top of the manifests."""
     lines = [
-        f"ftcluster export k8s: {kind}. docs/kubernetes.md of ftcluster explains how to run it",
+        f"ftcluster export k8s: {kind}. ftcluster's docs/kubernetes.md explains how to start it",
         *headline_of(run),
-        *(f"before that, copy {source} to {path} on the volume" for source, path in run.folders),
+        *(
+            f"before you start it, copy {source} to {path} on the volume"
+            for source, path in run.folders
+        ),
     ]
     return "".join(f"{line}\n" for line in comments(lines))

@@ -1,4 +1,7 @@
-"""Export a training as a script for sbatch. Nothing is started; the job itself makes the plan."""
+"""Export a training run as a script for sbatch.
+
+Nothing is started. The plan is made when the job runs.
+"""
 
 import re
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ NAME = re.compile(r"[\w.,+-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SlurmRequest(RecipeRequest):
-    """A training to export, and the options of its Slurm job.
+    """A training run to export, and the options of its Slurm job.
 
     Attributes:
         name: name of the job; "" for the recipe's name.
@@ -74,9 +77,13 @@ def _wrong(request: SlurmRequest) -> list[str]:
         if value and not NAME.fullmatch(value):
             problems.append(f"--{name}: {value!r} is not a valid name in Slurm")
     if request.hosts:
-        problems.append("--hosts: Slurm chooses the nodes; see --nodelist of sbatch")
+        problems.append(
+            "--hosts: remove it, because Slurm chooses the nodes; see --nodelist of sbatch"
+        )
     if request.spares:
-        problems.append("--spares: Slurm ends a job that has lost a node, and requeues it")
+        problems.append(
+            "--spares: remove it, because Slurm ends and requeues a job that has lost a node"
+        )
     return problems
 
 
@@ -98,7 +105,7 @@ def _train_arguments(request: SlurmRequest) -> tuple[str, ...]:
         if not isinstance(entry, str):
             raise UsageError(
                 "a job cannot pass a data set with settings on its command line",
-                "write the data set into a recipe, and name that file",
+                "write the data set into a recipe file, and pass that file as the recipe",
             )
         flags.append(("--data", _absolute(entry)))
     flags += options.items()

@@ -107,7 +107,7 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
     name = Path(request.model).absolute().name
     target = Path(request.output or f"{name}-{request.format}").absolute()
     if target.exists():
-        raise UsageError(f"{target} exists", "name another folder: --output DIR")
+        raise UsageError(f"{target} exists already", "choose another folder: --output DIR")
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(request.model).absolute()
         shown = str(source)
@@ -135,7 +135,7 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
             if not comparison["difference"] <= allowed * comparison["scale"]:
                 raise FtclusterError(
                     f"the exported model's outputs differ from torch's: {_difference(comparison)}, "
-                    f"and at most {allowed:.1%} is allowed",
+                    f"but at most {allowed:.1%} is allowed",
                     "the export was deleted; use the original model",
                 )
             copy_rest(source, partial)
@@ -153,20 +153,20 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
 
 def _difference(comparison: Mapping[str, Any]) -> str:
     difference, scale = comparison["difference"], comparison["scale"]
-    return f"largest difference {difference:.2g} of outputs up to {scale:.2g}"
+    return f"the largest difference is {difference:.2g}, for outputs up to {scale:.2g}"
 
 
 def _compared(comparison: Mapping[str, Any], measure: str) -> Iterator[str]:
     yield f"compared with torch on {comparison['rows']} rows: {_difference(comparison)}"
     if "agreement" in comparison:
-        yield f"the same predictions: {comparison['agreement']:.2%}"
+        yield f"identical predictions: {comparison['agreement']:.2%}"
     if measure:
         before, after = (comparison[f"{measure}_{when}"] for when in ("before", "after"))
-        yield f"{measure}: {before:.4f} before, {after:.4f} after"
+        yield f"{measure}: {before:.4f} before the export, {after:.4f} after it"
 
 
 def check_source(folder: Path, trained: TrainedFields, kind: str, shown: str) -> None:
-    """Check that a folder has a model that can be exported, and no files that may run as code.
+    """Check that a folder contains a model that can be exported, and no files that may be code.
 
     Args:
         shown: name of the model in error messages, because the folder may be temporary.
@@ -176,11 +176,11 @@ def check_source(folder: Path, trained: TrainedFields, kind: str, shown: str) ->
     """
     if not trained.task:
         hint = run_hint(folder)
-        what = f"{shown} has no {trained.missing}, which would name the model's task"
+        what = f"{shown} contains no {trained.missing}, so the model's task is unknown"
         raise InputError(what, hint)
     if (folder / "adapter_config.json").is_file():
         raise InputError(
-            f"{shown} has only adapters, and no whole model",
+            f"{shown} contains only adapters, not a complete model",
             "train with merge_adapters=true, or merge the adapters with peft",
         )
     exported_as = _exported_as(trained.task)
@@ -188,13 +188,14 @@ def check_source(folder: Path, trained: TrainedFields, kind: str, shown: str) ->
         raise UsageError(f"models for {trained.task} cannot be exported")
     if kind == "onnx" and exported_as == DECODER:
         raise UsageError(
-            "decoders can only be exported to OpenVINO: ONNX would lack the key-value cache",
-            "ftcluster export-model openvino",
+            "decoders can only be exported to OpenVINO, because an ONNX model would lack the "
+            "key-value cache",
+            "use this command: ftcluster export-model openvino",
         )
     raise_together(
         code_problems(folder),
         f"{shown} is not exported, because its files may run or download code",
-        "export a folder that a training has written",
+        "export a folder that ftcluster's training wrote",
     )
 
 
@@ -224,7 +225,8 @@ def rows_of(data: str, trained: TrainedFields, folder: Path, shown: str) -> Comp
 
     Raises:
         UsageError: rows of this task cannot be read here.
-        InputError: the file lacks the columns, has no rows, or has classes unknown to the model.
+        InputError: the file lacks the columns, or contains no rows, or classes that the model does
+            not know.
     """
     task, options = trained.task, trained.options
     spec = TASKS.get(task)
@@ -234,7 +236,8 @@ def rows_of(data: str, trained: TrainedFields, folder: Path, shown: str) -> Comp
         return [{"texts": row, "label": None} for row in texts], ""
     if spec is None or not spec.compared_rows:
         raise UsageError(
-            f"--data: rows for {task} cannot be read here", "omit --data to compare built-in texts"
+            f"--data: rows for {task} cannot be read here",
+            "omit --data to compare the outputs for built-in texts",
         )
     try:
         splits = files_of(Path(data))
@@ -270,12 +273,12 @@ def _exported_as(task: str) -> str:
 
 def _cells(rows: Collection[Row], name: str) -> list[str]:
     if missing := [n for n, row in enumerate(rows, start=1) if row.get(name) is None]:
-        raise DataError(f"row {missing[0]} has no {name}")
+        raise DataError(f"row {missing[0]} has no value in column {name}")
     return [str(row[name]) for row in rows]
 
 
 def _word(label: Any) -> str:
-    """Return the class name that a training would use for a label; "" for a missing label."""
+    """Return the class name that training would use for a label; "" for a missing label."""
     if isinstance(label, bool):
         return str(label).lower()
     whole = isinstance(label, float) and label.is_integer()
@@ -303,6 +306,7 @@ def _labels(words: list[str], config: Mapping[str, Any]) -> tuple[list[float | N
         indices = indices if any(name.isdigit() for name in indices) else as_numbers
     if unknown := sorted(labels - indices.keys()):
         raise DataError(
-            f"not classes of the model: {', '.join(unknown[:8])}; it has {', '.join(numbers)}"
+            f"not classes of the model: {', '.join(unknown[:8])}; its classes are "
+            f"{', '.join(numbers)}"
         )
     return [indices.get(word) for word in words], "accuracy"

@@ -78,7 +78,7 @@ class GenerateRequest:
     """Prompts for a model.
 
     Attributes:
-        model: id of the run that trained the model, a folder of this machine, or a name on the Hub.
+        model: id of the run that trained the model, a folder on this machine, or a name on the Hub.
         prompts: prompts to answer separately, with the model's chat template if it has one.
         hub_token: True if the head may use the user's token for the Hugging Face Hub.
         more: iterator over further prompts, read one by one as answers are complete. The
@@ -100,12 +100,14 @@ class GenerateRequest:
             UsageError: there is no prompt, or a prompt is empty.
         """
         if not self.prompts or not all(prompt.strip() for prompt in self.prompts):
-            raise UsageError("there is no prompt", 'ftcluster generate RUN "a question"')
+            raise UsageError(
+                "the prompt is missing or empty", 'pass one: ftcluster generate RUN "a question"'
+            )
 
 
 @dataclass(frozen=True)
 class GenerateResult:
-    """The texts that a model has generated; empty if the run was detached and continues."""
+    """The texts that a model has generated; there are none if the run was detached."""
 
     request: GenerateRequest
     progress: RunProgress
@@ -140,7 +142,7 @@ class GenerateResult:
 
 
 def dry_run(request: GenerateRequest, view: View) -> PlanResult:
-    """Return the run that `generate` would launch. Raises the errors of `generate`."""
+    """Return the run that `generate` would launch. This raises the same errors as `generate`."""
     return PlanResult(_prepared(request, cluster_of(request.connection, view)))
 
 
@@ -210,7 +212,7 @@ def _recipe(
     folder, facts = Path(request.model), first_hosts(cluster.usable, 1)
     if folder.is_dir():
         if not any((folder / name).is_file() for name in TOKENIZERS):
-            raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
+            raise InputError(f"{folder} contains no tokenizer (one of {', '.join(TOKENIZERS)})")
         return *on_the_hosts(_of_model(request.model), facts), cluster
     if "/" in request.model or "@" in request.model:
         check_exists("model", request.model)
@@ -219,7 +221,7 @@ def _recipe(
     job = find_job(hosts, request.model)
     if not job.recipe.spec.generates:
         raise UsageError(
-            f"{job.run} has trained a model for {job.recipe.task}, but generate needs a decoder",
+            f"run {job.run} trained a model for {job.recipe.task}, but generate needs a decoder",
             "copy the model here with ftcluster fetch, and use it with ftcluster predict",
         )
     model = f"{facts.head.prefix}/runs/{job.run}/model"

@@ -22,7 +22,7 @@ from ftcluster_common.models.trained_model import pipeline_of, read_trained
 from ftcluster_common.tasks.registry import TASKS, AnyTask
 
 FRAMES = "frames"  # folder for rows in memory, in the state folder
-PACKAGES = "pip install '{}' 'torch>=2.10', in an environment of its own"
+PACKAGES = "install it in a separate environment: pip install '{}' 'torch>=2.10'"
 # oldest releases in which trust_remote_code=False has no known bypass (CVE-2026-5241; modules.json)
 SAFE_RELEASES = {"transformers": "5.10", "sentence-transformers": "6.2"}
 
@@ -42,7 +42,8 @@ Several = Sequence[Data | Mapping[str, Any]]  # data sets; a mapping is an entry
 def data_paths(data: Data | Several) -> str | tuple[str | Mapping[str, Any], ...]:
     """Return the path or name of data; for a list of data sets, a tuple of paths, names or entries.
 
-    A list of mappings is a list of rows, unless each mapping is an entry as in a recipe's `data`.
+    A list of mappings is a list of rows, unless each mapping has the form of an entry in a recipe's
+    `data`.
 
     Raises:
         InputError: rows cannot be written as JSON, or there are none.
@@ -89,10 +90,11 @@ def data_path(data: Data) -> str:
             text = "".join(f"{json.dumps(dict(row), ensure_ascii=False)}\n" for row in data)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"the rows cannot be written as JSON: {error}", "pass texts, numbers and lists of these"
+            f"the rows cannot be written as JSON: {error}",
+            "pass strings, numbers, and lists of strings and numbers",
         ) from error
     if not text.strip():
-        raise InputError("the data have no rows")
+        raise InputError("the data contain no rows")
     content = text.encode(errors="surrogatepass")
     path = state_dir() / FRAMES / f"rows-{hashlib.sha256(content).hexdigest()[:12]}.jsonl"
     if not path.exists():
@@ -117,14 +119,15 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
         the model and its tokenizer.
 
     Raises:
-        FtclusterError: the folder does not exist, was not written by a training, or has files that
-            may run as code; or a Python package is missing.
-        UsageError: `options` has trust_remote_code=True.
+        FtclusterError: the folder does not exist, was not written by ftcluster's training, or
+            contains files that may run as code; or a Python package is missing.
+        UsageError: `options` contains trust_remote_code=True.
     """
     if options.get("trust_remote_code"):
         raise UsageError(
-            "trust_remote_code=True: ftcluster.load runs no code of a model's folder",
-            "load a model that you trust with transformers or sentence-transformers directly",
+            "trust_remote_code=True is not supported: ftcluster.load never runs code from a "
+            "model's folder",
+            "to load a model that you trust, use transformers or sentence-transformers directly",
         )
     read_code(task_file)
     trained = trained_fields(folder)
@@ -132,29 +135,33 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     spec = TASKS.get(task)
     ranks = spec is not None and spec.is_cross_encoder
     if not folder.is_dir():
-        raise FtclusterError(f"there is no folder {folder}", "ftcluster fetch RUN copies one here")
+        raise FtclusterError(
+            f"there is no folder {folder}", "to copy a run's model here: ftcluster fetch RUN"
+        )
     if trained.unknown_task:
         raise FtclusterError(
             f"{folder} was trained for the task {trained.unknown_task}, which ftcluster does not "
-            "have",
-            'name the file that defines it: ftcluster.load(MODEL, task="FILE.py")',
+            "know",
+            'pass the file that defines the task: ftcluster.load(MODEL, task="FILE.py")',
         )
     if not task and not (folder / MODULES).is_file():
         raise FtclusterError(
-            f"{folder} has no {trained.missing}, which would name the model's task",
+            f"{folder} contains no {trained.missing}, so the model's task is unknown",
             run_hint(folder)
-            or "pass a folder that a training wrote, or use transformers' pipeline(TASK, FOLDER)",
+            or "pass a folder that ftcluster's training wrote, or use transformers' "
+            "pipeline(TASK, FOLDER)",
         )
     adapted = (folder / ADAPTERS).is_file()
     if ranks and adapted:
         raise FtclusterError(
-            f"{folder} has adapters, and CrossEncoder ignores the head of adapters",
+            f"{folder} contains adapters, but CrossEncoder ignores a head saved with adapters",
             f"train with merge_adapters=true, or load the adapters as {folder / 'README.md'} shows",
         )
     raise_together(
         code_problems(folder),
         f"{folder} is not loaded, because its files may run or download code",
-        "pass a folder that a training has written, or load a trusted model with its own library",
+        "pass a folder that ftcluster's training wrote, or load a model that you trust with its "
+        "own library",
     )
     options["trust_remote_code"] = False
     if (folder / MODULES).is_file() or ranks:
@@ -224,6 +231,6 @@ def _package(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise FtclusterError(
-            f"the model needs {package} in this Python: {error}",
+            f"the model needs the package {package} in this Python environment: {error}",
             PACKAGES.format(f"{package}>={release}" if release else package),
         ) from error

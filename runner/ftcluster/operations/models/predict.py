@@ -49,7 +49,7 @@ class PredictRequest(TrainedModelRequest):
         super().__post_init__()
         path = Path(self.output).absolute()
         if path.suffix not in FORMATS:
-            raise UsageError(f"--output {self.output} does not end in {', '.join(FORMATS)}")
+            raise UsageError(f"--output {self.output} must end in one of {', '.join(FORMATS)}")
         if not path.parent.is_dir():
             raise UsageError(f"--output {self.output}: there is no folder {path.parent}")
 
@@ -113,7 +113,7 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
 def as_table(rows: Sequence[dict[str, Any]], mark: str) -> str:
     """Return rows as a table in text form, with `mark` as the separator between columns.
 
-    If a spreadsheet would read a text as a formula, the prefix ' is added. Numbers are unchanged.
+    A string that a spreadsheet would read as a formula gets the prefix '. Numbers are unchanged.
 
     >>> as_table([{"a": "x, y", "b": [1]}], ",")
     'a,b\\n"x, y",[1]\\n'

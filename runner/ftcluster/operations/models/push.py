@@ -24,7 +24,7 @@ def check_push(repository: str) -> str:
     if not (program := shutil.which(PROGRAM)):
         raise UsageError(
             f"--push needs the program {PROGRAM}, which is not on PATH",
-            "install the package huggingface_hub in an environment of its own",
+            "install the package huggingface_hub in a separate environment",
         )
     find_token(option="--push")
     return program
@@ -43,7 +43,7 @@ def push_command(program: str, folder: Path, repository: str, public: bool) -> l
 
 
 def push(folder: Path, repository: str, public: bool) -> None:
-    """Upload a folder to the Hub. An existing repository gets another commit.
+    """Upload a folder to the Hub. If the repository exists, the upload adds a commit to it.
 
     Raises:
         UsageError: the upload cannot begin, see `check_push`.

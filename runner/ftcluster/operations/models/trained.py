@@ -47,7 +47,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
         if run.recipe.teacher:
             kind, recipe = run.recipe.spec.student
             raise UsageError(
-                f"a distilled model needs a {kind} recipe",
+                f"a distilled model needs a {kind} recipe, not the recipe of its distillation",
                 f"ftcluster {self.purpose} {recipe} --model {self.model}",
             )
         run = replace(run, hub_token=find_token() if self.hub_token else "")
@@ -125,5 +125,5 @@ class TrainedModelResult(ABC):
 
 
 def dry_run(request: TrainedModelRequest, view: View) -> PlanResult:
-    """Return the run that the request would launch. Raises the errors of `launchable`."""
+    """Return the run that the request would launch. This raises the errors of `launchable`."""
     return PlanResult(request.launchable(view))

@@ -1,4 +1,4 @@
-"""Facts of common server models and cloud instances, for plans without real hosts.
+"""Facts about common server models and cloud instances, for plans without real hosts.
 
 The vendors publish these facts. Memory sizes are the installed sizes, of which the kernel reserves
 1 to 3 %.

@@ -1,4 +1,4 @@
-"""Show how a training would read its data: columns, sizes and samples. Trains nothing."""
+"""Show how training would read its data: columns, sizes and samples. Trains nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ from ftcluster_common.user_code import UserCode
 
 SAMPLES = 3
 NO_HEAD = (
-    "lengths and samples need a cluster; this machine can be the host: ftcluster setup localhost"
+    "lengths and samples need a cluster; to use this machine as its host: ftcluster setup localhost"
 )
 
 
@@ -38,7 +38,8 @@ class DataRequest(RecipeRequest):
 
     Attributes:
         hub_token: True if the head may use the user's token for the Hugging Face Hub.
-        here: True if only this machine reads the data; the result then has no lengths or samples.
+        here: True if only this machine reads the data; the result then contains no lengths and no
+            samples.
     """
 
     hub_token: bool = False
@@ -47,7 +48,7 @@ class DataRequest(RecipeRequest):
 
 @dataclass(frozen=True)
 class DataResult:
-    """The data as a training would read them.
+    """The data as training would read them.
 
     Attributes:
         host: name of the host that tokenized the data; "" if no host did.
@@ -128,7 +129,8 @@ def _counted(recipe: Recipe, columns: Sequence[Columns]) -> tuple[list[dict[str,
         sets, about = count_rows(part, of_set)
         if not sets and Path(part.source).exists():
             about = [
-                f"no row of {part.source} was read: only hosts read Parquet, Arrow and text files"
+                f"no row of {part.source} was read, because only hosts read Parquet, Arrow and "
+                "text files"
             ]
         for split in sets if data_set.name else ():
             if is_train(split["set"]):

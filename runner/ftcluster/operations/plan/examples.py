@@ -8,7 +8,10 @@ from ftcluster.operations.result import Result
 from ftcluster.paths import SHARED_FILE, bundled, write_atomically
 from ftcluster.text.table import aligned
 
-NEXT = "write all examples: ftcluster examples --to DIR; only one: ftcluster examples NAME --to DIR"
+NEXT = (
+    "to write all examples: ftcluster examples --to DIR; to write only one: ftcluster examples "
+    "NAME --to DIR"
+)
 
 
 def example_scripts() -> dict[str, Path]:
@@ -49,7 +52,9 @@ def _first(text: str) -> str:
 
 def _written(files: dict[Path, str]) -> Result:
     if existing := [str(path) for path in files if path.exists()]:
-        raise FtclusterError(f"already there: {', '.join(existing)}", "name another folder")
+        raise FtclusterError(
+            f"files exist already: {', '.join(existing)}", "pass another folder with --to"
+        )
     for path, text in files.items():
         write_atomically(path.absolute(), text, mode=SHARED_FILE)
     names = [str(path) for path in files]

@@ -40,7 +40,8 @@ def read_facts(path: Path) -> ClusterFacts:
     """Return the hosts that a JSON file describes, in its field `facts` or as its whole content.
 
     Raises:
-        InputError: the file cannot be read, or hosts are incomplete; lists the missing facts.
+        InputError: the file cannot be read, or hosts are incomplete; the message lists the missing
+            facts.
     """
     try:
         document = read_json(path)
@@ -49,7 +50,7 @@ def read_facts(path: Path) -> ClusterFacts:
     hosts = document.get("facts", document) if isinstance(document, dict) else None
     hosts = hosts.get("hosts") if isinstance(hosts, dict) else None
     if not isinstance(hosts, list) or not hosts:
-        raise InputError(f"{path} has no hosts", HINT)
+        raise InputError(f"{path} contains no hosts", HINT)
     problems = [
         f"host {number}: {problem}"
         for number, host in enumerate(hosts, start=1)
@@ -60,12 +61,12 @@ def read_facts(path: Path) -> ClusterFacts:
     problems += [
         f"several hosts are called {name}; give each host a different name" for name in twice
     ]
-    raise_together(problems, f"{path} has no valid facts", HINT)
+    raise_together(problems, f"{path} does not contain valid facts about hosts", HINT)
     return ClusterFacts.from_dict({"hosts": hosts})
 
 
 def _problems(host: Any) -> Iterator[str]:
-    """Yield the problems of a host of a facts file: missing and invalid facts."""
+    """Yield the problems of a host in a facts file: missing and invalid facts."""
     if not isinstance(host, dict):
         yield f"{host!r:.80} is not a mapping"
         return
@@ -77,7 +78,7 @@ def _problems(host: Any) -> Iterator[str]:
         spec.name for spec in fields(HostFacts) if spec.default is MISSING and spec.name not in host
     ]
     if missing:
-        yield f"{name} has no {', '.join(missing)}"
+        yield f"{name}: missing facts: {', '.join(missing)}"
         return
     try:
         facts = HostFacts.from_dict(host)
@@ -89,4 +90,4 @@ def _problems(host: Any) -> Iterator[str]:
         if price:
             read_price(price)
     except (AttributeError, ValueError):
-        yield f'{facts.name}: {price!r} is not a price; write price_per_hour like "4.08 USD"'
+        yield f'{facts.name}: {price!r} is not a price; write price_per_hour as in "4.08 USD"'

@@ -1,4 +1,4 @@
-"""Plan a training, and compare the time and cost of an epoch on several clusters."""
+"""Plan a training run, and compare the time and cost of an epoch on several clusters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Comparison:
 
 
 def plan(request: RecipeRequest, facts: str | None = None) -> PlanResult:
-    """Plan a training for the hosts of the file `facts`, or for the cluster that was set up last.
+    """Plan a training run for the hosts in the file `facts`, or for the last cluster set up here.
 
     Raises:
         FtclusterError: the recipe, its folders or the file are not valid, or no plan is possible.
@@ -46,8 +46,8 @@ def compare(request: RecipeRequest, files: Sequence[str]) -> Comparison:
     """Return the time and cost of an epoch on the hosts of each file.
 
     Raises:
-        InputError: a file cannot be read, or no plan is possible for its hosts; lists all such
-            files.
+        InputError: a file cannot be read, or no plan is possible for its hosts; the message lists
+            all such files.
     """
     runs, problems = [], []
     for file in files:

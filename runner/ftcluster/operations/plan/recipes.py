@@ -1,4 +1,4 @@
-"""List and show the recipes that come with ftcluster, and the fields that a recipe can have."""
+"""List and show the recipes that come with ftcluster, and the fields that a recipe can set."""
 
 import json
 import re

@@ -29,7 +29,7 @@ class CleanRequest:
         done: True if runs that have succeeded are removed too.
         resumable: True if runs that can be resumed are removed too.
         all: True if the runs of other users are removed too.
-        older_than: only runs that ended at least this number of seconds ago are removed.
+        older_than: minimum number of seconds since the end of a run to remove; 0 for any run.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -47,7 +47,7 @@ class CleanRequest:
         """
         if self.runs and (self.done or self.resumable or self.all or self.older_than):
             raise UsageError(
-                "name runs, or select runs with --done, --resumable, --all, --older-than"
+                "either name runs, or select them with --done, --resumable, --all, --older-than"
             )
 
 

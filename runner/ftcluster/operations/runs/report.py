@@ -65,7 +65,7 @@ def report(request: ReportRequest, view: View) -> Result:
         where = ", ".join(f"{file.run} ({file.source or 'this control node'})" for file in files)
         raise FtclusterError(
             f"records have an unexpected format: {where}: {ascii(repr(error))[:200]}",
-            "write a report about each run to find the damaged record",
+            "to find the damaged record, write a separate report about each run",
         ) from error
     write_atomically(output.absolute(), page)
     document = {
@@ -100,5 +100,5 @@ def read_scaling(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, IndexError, TypeError):
         is_scaling = False
     if not is_scaling:
-        raise UsageError(f"{path} is not an output of ftcluster bench scaling --json")
+        raise UsageError(f"{path} is not the output of ftcluster bench scaling --json")
     return document

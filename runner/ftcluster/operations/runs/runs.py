@@ -88,7 +88,10 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
             rows = [(*row[:place], *row[place + 1 :]) for row in rows]
     notes = [f"{run.run} {run.state}: {run.why}" for run in runs if run.why][:CAUSES]
     if any(run.doing == INTERRUPTED for run in runs):
-        notes += [f"{INTERRUPTED}: the run's supervisor is gone; to continue: ftcluster attach RUN"]
+        notes += [
+            f"{INTERRUPTED}: the run's supervisor is gone; to continue the run: ftcluster attach "
+            "RUN"
+        ]
     return [*aligned(rows), *notes]
 
 
@@ -209,7 +212,7 @@ def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
 def _check_rank(run: str, rank: int, ranks: int) -> None:
     if rank >= ranks:
         numbers = f": 0 to {ranks - 1}" if ranks else ""
-        raise UsageError(f"{run} has no rank {rank}; it has {counted(ranks, 'rank')}{numbers}")
+        raise UsageError(f"{run} has no rank {rank}, only {counted(ranks, 'rank')}{numbers}")
 
 
 def fetch(
@@ -235,11 +238,12 @@ def fetch(
         model = state.model
         if not model and record.get("kind") == "train":
             raise FtclusterError(
-                f"run {name} has no model: its state is {state.state}", _how_to_get_a_model(state)
+                f"run {name} has not written a model; its state is {state.state}",
+                _how_to_get_a_model(state),
             )
     path = Path(folder or name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FtclusterError(f"{path} is not empty", "name another folder")
+        raise FtclusterError(f"{path} is not empty", "choose another folder")
     document = {"state": "done", "run": name}
     if reports:
         fetch_model(run_hosts, name, f"{run_hosts.at(name).train_run_dir}/reports", path)
@@ -256,12 +260,12 @@ def fetch(
 
 
 def _how_to_get_a_model(state: RunState) -> str:
-    """Return a hint for the user of a training that has written no model."""
+    """Return a hint for the user of a training run that has written no model."""
     if state.state == "running":
-        return f"to wait for its end: ftcluster attach {state.run}"
+        return f"to wait until the run ends: ftcluster attach {state.run}"
     if state.checkpoint or state.step:
-        return f"to continue it: ftcluster train --resume {state.run}"
-    return f"for the reason: ftcluster logs {state.run}"
+        return f"to continue the run: ftcluster train --resume {state.run}"
+    return f"to find the reason: ftcluster logs {state.run}"
 
 
 def _fetched_model(document: dict[str, Any], path: Path) -> Result:
@@ -270,8 +274,9 @@ def _fetched_model(document: dict[str, Any], path: Path) -> Result:
     if not unknown:
         return Result(document, (f"model: {path}",))
     note = (
-        f"note: the model has files that a training does not write: {listed(unknown)}. Do not open "
-        "them with a program that executes them; ftcluster.load refuses the folder"
+        "note: the model contains files that ftcluster's training does not write: "
+        f"{listed(unknown)}. Do not open them with a program that would execute them; "
+        "ftcluster.load refuses to load the folder"
     )
     return Result({**document, "unknown_files": unknown}, (f"model: {path}", note))
 
@@ -282,8 +287,8 @@ def _fetch_outputs(run_hosts: RunHosts, run: str, path: Path) -> None:
     except FtclusterError as error:
         raise FtclusterError(
             f"run {run} has no model, and its script's files cannot be copied\n  {error.message}",
-            "only files in the script's start folder on the head are copied: let rank 0 write "
-            "files there, with relative paths",
+            "only files in the script's start folder on the head are copied; make rank 0 write "
+            "its files there, with relative paths",
         ) from error
 
 
@@ -344,5 +349,5 @@ def _ended_lines(head: str, state: RunState) -> list[str]:
     lines = [f"{state.run}: {state.state}"]
     if state.state == "stopped" and state.checkpoint:
         lines.append(f"checkpoint on {head}: {state.checkpoint}")
-        lines.append(f"continue it: ftcluster train --resume {state.run}")
+        lines.append(f"to continue the run: ftcluster train --resume {state.run}")
     return lines

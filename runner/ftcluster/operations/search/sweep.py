@@ -35,13 +35,15 @@ from ftcluster_common.user_code import declared_metrics
 POLL_SECONDS = 10.0  # seconds between two polls of parallel runs
 ENDED = ("done", "failed", "stopped", DIVERGED)
 GIVE_UP = 3  # number of consecutive failed launches after which hosts get no more runs
-LOST: dict[str, Any] = {"message": "the run's end is unknown: its head does not respond"}
+LOST: dict[str, Any] = {
+    "message": "it is not known how the run ended, because its head does not respond"
+}
 
 
 def dry_run(request: SweepRequest, view: View) -> SweepResult:
     """Return the runs that `sweep` would train, without contacting a host.
 
-    Raises the errors of `sweep`.
+    This raises the same errors as `sweep`.
     """
     return replace(_Sweep(request, view, view).result, planned=True)
 
@@ -64,7 +66,7 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
     state = _Sweep(request, view, steps_view)
     path = Path(request.fetch)
     if request.fetch and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FtclusterError(f"--fetch: {path} is not empty", "name another folder")
+        raise FtclusterError(f"--fetch: {path} is not empty", "choose another folder")
     try:
         state.search()
         result = state.completed()
@@ -317,13 +319,13 @@ class _Sweep:
             except Interrupted:
                 raise
             except FtclusterError as error:
-                self._view.say(f"{error.message}; {row.run} continues there. Trying again ...")
+                self._view.say(f"{error.message}; run {row.run} continues there; trying again ...")
                 continue
             state = next((run for run in runs if run.run == row.run), None)
             if state is None or state.state != "running":
                 del self._running[number]
                 if state is None:
-                    row.state, row.reason = "failed", "its head no longer has the run"
+                    row.state, row.reason = "failed", "the run no longer exists on its head"
                 else:
                     self._take(row, state, part)
 

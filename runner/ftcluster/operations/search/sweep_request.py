@@ -1,4 +1,4 @@
-"""The request of a sweep: the settings to try, and the hosts of each run."""
+"""The request for a sweep: the settings to try, and the hosts of each run."""
 
 import hashlib
 import json
@@ -27,11 +27,11 @@ NAME_LENGTH, DIGEST_LENGTH = 29, 10  # a run's name has at most 40 characters
 
 @dataclass(frozen=True)
 class SweepRequest(RecipeRequest):
-    """A request for several trainings of one recipe. `key=a,b,c` lists the values of a field.
+    """A request to train one recipe with several values of its fields, written as `key=a,b,c`.
 
     Attributes:
         hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
-        nodes: number of hosts of each run. Disjoint groups of hosts train in parallel. With None,
+        nodes: number of hosts of each run; groups of that many hosts train in parallel. With None,
             each run uses all hosts, one run after the other.
         random: number of random combinations to try; 0 to try all combinations.
         tpe: number of combinations that Optuna's TPE sampler chooses from earlier results; 0 if the
@@ -66,12 +66,12 @@ class SweepRequest(RecipeRequest):
         if self.tpe and self.random:
             raise UsageError("--random and --tpe exclude each other")
         if self.tpe > MOST:
-            raise UsageError(f"--tpe {self.tpe:,} is more than {MOST:,} runs")
+            raise UsageError(f"--tpe must be at most {MOST:,} runs, got {self.tpe:,}")
         if self.tpe and FOLD in self.fields:
-            raise UsageError("--tpe compares single runs, not folds", "name one of them: fold=1")
+            raise UsageError("--tpe compares single runs, not folds", "choose one fold: fold=1")
         if not self._axes[1]:
             raise UsageError(
-                "no field has several values",
+                "a sweep needs a field with several values",
                 "list values: learning_rate=1e-5,2e-5,5e-5; or pass a range: "
                 "learning_rate=1e-5..1e-4 --random 8",
             )

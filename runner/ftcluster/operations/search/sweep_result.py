@@ -22,7 +22,7 @@ class SweepResult:
         rows: one row per run, in the order of the command line.
         aim: the metric to compare, and whether a larger value is better.
         at_once: number of parallel runs.
-        fetched: folder of this machine with the best model; "" if the model was not fetched.
+        fetched: local folder with the best model; "" if the model was not fetched.
         report: path of the report about the runs; "" if no report was written.
         planned: True for a dry run.
     """
@@ -41,9 +41,9 @@ class SweepResult:
 
     @property
     def repeated(self) -> list[RepeatedSetting]:
-        """The settings that have the metric, best mean first.
+        """The settings whose runs have the metric, best mean first.
 
-        Seeds and folds are not part of a setting.
+        Runs that differ only in their seed or fold share a setting.
         """
         more_is_better = self.aim.more_is_better(self.metric)
         sign = -1 if more_is_better else 1
@@ -56,7 +56,7 @@ class SweepResult:
 
     @property
     def ranked(self) -> list[SweepRun]:
-        """The rows that have the metric, best setting first; each setting's best run is first."""
+        """The runs that have the metric, best setting first; each setting's best run is first."""
         return [row for setting in self.repeated for row in setting.rows]
 
     @property
@@ -118,7 +118,7 @@ class SweepResult:
             lines.append(f"best {self.metric}, {value:.4g}: {best.label}")
             lines += self._doubts()
             if not self.fetched:
-                lines.append(f"to fetch its model: ftcluster fetch {best.run}")
+                lines.append(f"to fetch the best model: ftcluster fetch {best.run}")
         if self.fetched:
             lines.append(f"model: {self.fetched}")
         if self.report:
@@ -143,11 +143,11 @@ class SweepResult:
         settings = self.repeated
         if self.best_may_be_chance:
             return [
-                f"the difference from {settings[1].label} may be chance (Welch's t-test, 95 %): "
-                "more seeds can decide it"
+                f"the difference from {settings[1].label} may be due to chance (Welch's t-test, "
+                "95 %); more seeds can show which is better"
             ]
         if len(settings) > 1 and self.best_may_be_chance is None:
-            return ["the difference may be chance: to check, try seed=1,2,3 too"]
+            return ["the difference may be due to chance; to check, also try seed=1,2,3"]
         return []
 
     def _cells(self, row: SweepRun, names: Sequence[str]) -> tuple[str, ...]:
@@ -161,9 +161,9 @@ class SweepResult:
 def notification_of(
     recipe: str, result: SweepResult, error: FtclusterError | None = None
 ) -> dict[str, Any]:
-    """Return the document of the notification that a sweep has ended.
+    """Return the JSON body of the notification that is sent when a sweep ends.
 
-    The document has the keys of `sweep --json`, the key `event` and a line `text` for people.
+    The body contains the keys of `sweep --json`, the key `event`, and a line `text` for people.
 
     Args:
         recipe: name of the recipe.

@@ -1,4 +1,4 @@
-"""Find the fastest launch of a training on a cluster."""
+"""Find the settings with which a training run is fastest on a cluster."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -39,10 +39,10 @@ BUDGET_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class TuneRequest(RecipeRequest):
-    """A training whose settings are tuned.
+    """A training run whose settings are tuned.
 
     Attributes:
-        budget_seconds: time limit of the search.
+        budget_seconds: time limit of the search in seconds.
         batch: True if larger batch sizes are tried too; a larger batch changes the trained model.
         seed: seed for the order of the trials in the last round.
     """
@@ -58,7 +58,7 @@ class TuneResult(Result):
     """The result of the search.
 
     Attributes:
-        stopped: True if the user stopped the search; decisions made before are saved.
+        stopped: True if the user stopped the search; the results up to then are saved.
     """
 
     stopped: bool = False
@@ -76,7 +76,7 @@ def forget(request: TuneRequest, view: View) -> Result:
     if tunings:
         trials.keep(without_tunings(tunings))
     gone = [tuning.date for tuning in tunings]
-    text = f"forgotten: the results of {', '.join(gone)}" if gone else "there was nothing to forget"
+    text = f"deleted: the results of {', '.join(gone)}" if gone else "there were no saved results"
     return Result({"state": "done", "forgotten": gone}, (text,))
 
 
@@ -89,10 +89,10 @@ def dry_run(request: TuneRequest, view: View) -> Result:
     trials = _Trials(request, view, view)
     pool = trials.candidates()
     document = {"state": "planned", "recipe": trials.recipe.name, "trials": [dict(s) for s in pool]}
-    first = "first, each of these settings alone, with trials of the plan's default in between:"
+    first = "tried first: each of these settings alone, with trials of the plan's default between:"
     tried = [first, *(f"  {written(settings)}" for settings in pool)]
-    lines = tried if pool else ["nothing can be tried"]
-    lines += ["then the faster settings combined, in longer trials", *trials.fixed()]
+    lines = tried if pool else ["there are no settings to try"]
+    lines += ["tried then: the faster settings combined, in longer trials", *trials.fixed()]
     return Result(document, tuple(lines))
 
 
@@ -114,7 +114,8 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
     pool = trials.candidates()
     for line in trials.fixed():
         trials.view.say(line)
-    trials.view.say(f"up to {duration(request.budget_seconds)}; Ctrl-C keeps the results so far")
+    limit = duration(request.budget_seconds)
+    trials.view.say(f"the search takes up to {limit}; Ctrl-C keeps the results so far")
     turns = Turns(
         pool,
         lambda: request.budget_seconds - (time.monotonic() - began),
@@ -139,7 +140,9 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
         )  # fmt: skip
         try:
             trials.keep(with_tuning(best))
-            text += ["saved for ftcluster plan and train; to delete it: ftcluster tune --forget"]
+            text += [
+                "saved for ftcluster plan and train; to delete the result: ftcluster tune --forget"
+            ]
         except FtclusterError as error:  # the result is still worth showing
             text += [f"not saved: {error}"]
     if state == "done":

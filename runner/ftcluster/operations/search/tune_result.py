@@ -1,4 +1,4 @@
-"""The result of `tune`, as a document and as text."""
+"""The result of `tune`, as a JSON document and as text."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -52,7 +52,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     if result["worth"]:
         yield ""
         rows = sorted(result["worth"], key=lambda row: -float(row["speed_up"]))
-        within = "as fast, within the spread"
+        within = "no faster or slower, within the spread"
         yield from aligned(
             [
                 ("setting alone", "x the default", ""),
@@ -83,8 +83,8 @@ def _verdict(result: Mapping[str, Any]) -> Iterator[str]:
     speed_up, differs = result["speed_up"], result["spread"]
     if result["settings"]:
         yield (
-            f"fastest: {written(result['settings'])}: {speed_up:.2f} x the plan's default; "
-            f"repeated trials differed by up to {differs:.1%}"
+            f"fastest: {written(result['settings'])}, with {speed_up:.2f} x the speed of the "
+            f"plan's default; repeated trials differed by up to {differs:.1%}"
         )
     elif speed_up is not None:
         yield (
@@ -92,6 +92,6 @@ def _verdict(result: Mapping[str, Any]) -> Iterator[str]:
             f"{speed_up:.2f} x its speed, but repeated trials differed by up to {differs:.1%}"
         )
     elif result["state"] == "done" and not result["left_out"]:
-        yield "the plan's default stays: nothing was faster"
+        yield "the plan's default stays: no other settings were faster"
     else:
         yield "the plan's default stays: there was no time to compare other settings"

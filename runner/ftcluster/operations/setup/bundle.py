@@ -42,7 +42,8 @@ class BundleRequest:
 
     Attributes:
         stack: name of the stack; "" for the default stack.
-        output: path of the bundle; "" for a name made of stack and Python, in the current folder.
+        output: path of the bundle; "" for a file in the current folder, named after the stack and
+            the Python version.
         python: version of the hosts' Python, as X.Y.
         glibc: oldest glibc version among the hosts, as X.Y.
         index_url: URL of the package index; "" for the index in pip's configuration.
@@ -73,7 +74,7 @@ def bundle(request: BundleRequest) -> Result:
     target = read_target(request.python, request.glibc, stack)
     if stack.yanked and not request.allow_yanked:
         raise FtclusterError(
-            f"stack {stack.name} has yanked releases: "
+            f"stack {stack.name} contains yanked releases: "
             f"{', '.join(f'{p} {stack.packages[p]}' for p in stack.yanked)}",
             "to bundle it anyway: --allow-yanked",
         )
@@ -84,7 +85,7 @@ def bundle(request: BundleRequest) -> Result:
         )
     output = Path(request.output or f"{stack.name}-py{target.python}.ftbundle")
     if output.is_dir():
-        raise UsageError(f"{output} is a folder; -o needs the name of a file")
+        raise UsageError(f"{output} is a folder; pass the name of a file with -o")
     try:
         folder = collection() / "roles/torch_stack/files"
         document = read_stacks(folder)
@@ -136,17 +137,17 @@ def read_target(python: str, glibc: str, stack: Stack) -> Target:
     """
     for option, text in (("--python", python), ("--glibc", glibc)):
         if not re.fullmatch(r"\d+\.\d+", text):
-            raise UsageError(f"{option} needs a version X.Y, such as 3.11, not '{text}'")
+            raise UsageError(f"{option} must be a version X.Y, such as 3.11, got '{text}'")
     if stack.host_python is None:
         raise UsageError(
             f"stack {stack.name} supports only Python {stack.python[1]} and older, but ftcluster "
             f"needs Python {NODE_PYTHON} on the hosts",
-            "for other stacks: ftcluster stacks",
+            "to list other stacks: ftcluster stacks",
         )
     first, last = stack.host_python
     if not numbers(first) <= numbers(python) <= numbers(last):
         raise UsageError(
             f"stack {stack.name} supports Python {first} to {last}, not {python}",
-            f"for stacks that do: ftcluster stacks --python {python}",
+            f"to list stacks that do: ftcluster stacks --python {python}",
         )
     return Target(python, glibc, MACHINE)

@@ -18,7 +18,7 @@ class CheckResult:
     """The result of a check.
 
     Attributes:
-        found: the document of `check --json`.
+        found: the document that `check --json` prints.
     """
 
     found: dict[str, Any]

@@ -28,7 +28,7 @@ NO_REASON = "no reason was given"
 
 @dataclass(frozen=True)
 class HostsRequest:
-    """A change of the hosts of the cluster that was set up last.
+    """A change to the hosts of the cluster that was set up last.
 
     Attributes:
         names: names of the hosts in the inventory.
@@ -67,7 +67,7 @@ def show() -> Result:
     document = {"inventory": where, "hosts": rows, "as_of": cluster.as_of}
     lines = [*aligned(table), "", f"inventory: {where}"]
     if cluster.as_of:
-        lines.append(f"as of {cluster.as_of}; each launch reads the head's record")
+        lines.append(f"as of {cluster.as_of}; each launch reads the current record on the head")
     return Result(document, tuple(lines))
 
 
@@ -90,7 +90,7 @@ def add(request: HostsRequest, view: View) -> Result:
         )
     if existing := [name for name in names if name in members]:
         raise FtclusterError(
-            f"{', '.join(existing)}: already part of the cluster",
+            f"already part of the cluster: {', '.join(existing)}",
             f"to repair it: ftcluster setup --limit {pattern_of(existing)}; to use a drained host "
             "again: ftcluster hosts return HOST",
         )
@@ -102,7 +102,7 @@ def add(request: HostsRequest, view: View) -> Result:
     accept_new, connection_options = request.accept_new_host_keys, (*arguments, *limit)
     set_up(cluster.inventories, connection_options, view, passwords, stack, accept_new)
     _update_all(cluster, "mesh,verify", arguments, view, passwords, stack)
-    text = f"{', '.join(names)}: part of the cluster, which has {counted(len(hosts), 'host')}"
+    text = f"added: {', '.join(names)}; the cluster now has {counted(len(hosts), 'host')}"
     return Result({"state": "done", "added": names, "hosts": hosts}, (text,))
 
 
@@ -125,8 +125,8 @@ def remove(request: HostsRequest, view: View) -> Result:
         if run.state == "running" and used:
             raise FtclusterError(
                 f"run {run.run} uses {', '.join(used)}",
-                f"stop the run (ftcluster stop {run.run}) or wait for its end; to keep new runs "
-                f"away until then: ftcluster hosts drain {' '.join(used)}",
+                f"stop the run (ftcluster stop {run.run}) or wait until it ends; to keep new runs "
+                f"off these hosts until then: ftcluster hosts drain {' '.join(used)}",
             )
     if request.teardown:
         limit = ("--limit", pattern_of(names))
@@ -141,12 +141,12 @@ def remove(request: HostsRequest, view: View) -> Result:
     stays = ""
     if not request.teardown:
         stays = (
-            f"the files of setup stay on {', '.join(names)}, and the head may still log in there; "
-            "to remove both: ftcluster teardown "
+            f"the files that setup installed stay on {', '.join(names)}, and the head may still "
+            "log in there; to remove the files and the access: ftcluster teardown "
             f"{' '.join(f'-i {path}' for path in cluster.inventories)} "
             f"-e {HOSTS_VARIABLE}=all --limit {pattern_of(names)}"
         )
-    text = f"removed: {', '.join(names)}; the cluster has {counted(len(remaining), 'host')}"
+    text = f"removed: {', '.join(names)}; the cluster now has {counted(len(remaining), 'host')}"
     document = {"state": "done", "removed": names, "hosts": remaining, "stays": stays}
     return Result(document, (text, *([stays] if stays else [])))
 
@@ -178,7 +178,7 @@ def give_back(request: HostsRequest, view: View) -> Result:
         cluster = _change_drained(request.connection, cluster, {}, view)
     if others := [name for name in names if name not in cluster.drained]:
         drained = ", ".join(cluster.drained) or "none"
-        raise FtclusterError(f"not drained: {', '.join(others)}", f"drained: {drained}")
+        raise FtclusterError(f"not drained: {', '.join(others)}", f"drained hosts: {drained}")
     _change_drained(request.connection, cluster, dict.fromkeys(names), view)
     text = f"new runs use {', '.join(names)} again"
     return Result({"state": "done", "returned": names}, (text,))
@@ -187,7 +187,9 @@ def give_back(request: HostsRequest, view: View) -> Result:
 def _change_drained(
     connection: Connection, cluster: Cluster, names: Mapping[str, Drained | None], view: View
 ) -> Cluster:
-    """Drain the hosts in `names`, and return the changed cluster. A host with None is undrained.
+    """Drain the hosts in `names`, or return them to use if their value is None.
+
+    Return the changed cluster.
 
     The change is saved in the head's record, so all control nodes see it.
     """
@@ -271,10 +273,10 @@ def _stack_of(result: StagesResult) -> Setup:
 
 
 def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the option that sets the cluster's hosts, or () if the saved pattern matches them.
+    """Return the option that selects the cluster's hosts; () if the saved pattern selects them.
 
     Raises:
-        FtclusterError: the inventory sets a pattern of other hosts.
+        FtclusterError: the inventory sets a pattern that selects other hosts.
     """
     connection_options = (*cluster.options, *options)
     if set(read_inventory(cluster.inventories, connection_options, cluster.pattern).cluster) == set(
@@ -284,7 +286,8 @@ def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> 
     own_pattern = read_inventory(cluster.inventories, connection_options).pattern
     if own_pattern:
         raise FtclusterError(
-            f"the inventory selects the cluster's hosts: {HOSTS_VARIABLE}={own_pattern}",
+            f"the inventory itself sets which hosts form the cluster: "
+            f"{HOSTS_VARIABLE}={own_pattern}",
             f"change {HOSTS_VARIABLE} in the inventory so that it selects {', '.join(hosts)}",
         )
     return ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(hosts)}")
@@ -302,12 +305,12 @@ def _of_cluster(requested: Sequence[str], cluster: Cluster, done: str) -> list[s
     names, members = list(requested), [host.name for host in cluster.facts.hosts]
     if unknown := [name for name in names if name not in members]:
         raise FtclusterError(
-            f"the cluster has no host {', '.join(unknown)}", f"it has {', '.join(members)}"
+            f"the cluster has no host {', '.join(unknown)}", f"its hosts are {', '.join(members)}"
         )
     if members[0] in names:
         raise FtclusterError(
             f"{members[0]} is the head, which starts all runs, so it cannot be {done}",
-            "to make another host the head, put it into the inventory's group head, and run "
+            "to make another host the head, put it into the group head of the inventory, and run "
             "ftcluster setup",
         )
     return names

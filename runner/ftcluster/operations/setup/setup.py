@@ -23,8 +23,8 @@ from ftcluster.text.plural import counted
 # lines of the summary about features that a host lacks
 LACKING = {
     "firewall": "not ready, because without root there is no firewall: anyone who can reach the "
-    "ports of training can join",
-    "tcmalloc": "no tcmalloc, so a training step takes 15 to 35 % longer",
+    "training ports can join a run",
+    "tcmalloc": "tcmalloc is missing, so a training step takes 15 to 35 % longer",
 }
 CHECK = "--check"  # option of ansible-playbook: change nothing
 
@@ -184,7 +184,8 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
             if key not in place_of(options):
                 view.say(
                     f"note: the last setup of this inventory used -e {key}={value}; this setup "
-                    f"uses the inventory's value. For that cluster: {_setup_again(before)}"
+                    "uses the inventory's value. To set up that cluster again: "
+                    f"{_setup_again(before)}"
                 )
     if damaged := damage():
         view.say(f"{damaged}; reading the hosts again")
@@ -253,30 +254,30 @@ def cluster_without_inventory(
 
     Raises:
         UsageError: no cluster was set up, or the configuration names other inventories; the hint
-            has the commands to choose from.
+            lists the commands to choose from.
     """
     names = ", ".join(configured)
     if saved and (not configured or _same_files(saved.inventories, configured)):
         return saved
-    this_machine = f"for this machine: ftcluster setup {LOCALHOST}"
+    this_machine = f"to set up this machine: ftcluster setup {LOCALHOST}"
     if not saved and not configured:
         raise UsageError(
             "which hosts? No cluster has been set up from here",
-            f"for an inventory: ftcluster setup inventory.ini; {this_machine}",
+            f"to set up an inventory: ftcluster setup inventory.ini; {this_machine}",
         )
-    theirs = f"for {names}: {_command('setup', configured)}"
+    theirs = f"to set up {names}: {_command('setup', configured)}"
     if not saved:
         raise UsageError(f"which hosts? {setting} names {names}", f"{theirs}; {this_machine}")
     last = _inventories(saved)
     raise UsageError(
-        f"which cluster? {setting} names {names}, and the cluster that was set up last from here "
+        f"which cluster? {setting} names {names}, but the cluster that was set up last from here "
         f"is {last}",
-        f"{theirs}; for {last}: {_setup_again(saved)}",
+        f"{theirs}; to set up {last}: {_setup_again(saved)}",
     )
 
 
 def _same_files(inventories: Sequence[Path], configured: Sequence[str]) -> bool:
-    """Return True if these are the same files in the same order, even through links."""
+    """Return True if both lists name the same files in the same order, after resolving links."""
     return [path.resolve() for path in inventories] == [Path(name).resolve() for name in configured]
 
 
@@ -286,7 +287,7 @@ def _as_typed(path: Path) -> str:
 
 
 def _inventories(cluster: Cluster) -> str:
-    """Return the cluster's inventories as a text for messages."""
+    """Return the cluster's inventories as one string for messages."""
     return ", ".join(map(_as_typed, cluster.inventories))
 
 
@@ -389,8 +390,8 @@ class TeardownResult:
         done = f"{self._changed} changes to make on" if self.checked else "removed from"
         hosts = counted(len(self.stages.progress.hosts), "host")
         orphans = [
-            f"{host}: {path} was not removed, and the next account with this user id would own it; "
-            "remove it, or make root the owner (chown -R root)"
+            f"{host}: {path} was not removed, and the next account with its user id would own it; "
+            "remove it, or make root its owner (chown -R root)"
             for host, paths in self.stages.orphans.items()
             for path in paths
         ]

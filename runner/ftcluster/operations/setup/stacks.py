@@ -26,8 +26,8 @@ def stacks(required: Mapping[str, str | bool]) -> tuple[Result, bool]:
 
     Args:
         required: required version of each part, see `stacks.resolver.PARTS`. True allows any
-            version, False requires that the stack lacks the part. If empty, return all stacks. With
-            only the key `stack`, return that stack with all its packages.
+            version, and False requires that the stack lacks the part. If empty, all stacks are
+            returned. With only the key `stack`, that stack is returned with all its packages.
 
     Raises:
         UsageError: there is no such stack, or a version is not valid.
@@ -52,7 +52,7 @@ def overview(stacks: Iterable[Stack]) -> list[str]:
         *table(stacks),
         "* yanked from the package index; setup installs it only with --allow-yanked",
         "",
-        "for all packages of one stack: ftcluster stacks NAME",
+        "to list all packages of a stack: ftcluster stacks NAME",
     ]
 
 
@@ -86,18 +86,18 @@ def install_command(stack: Stack) -> str:
 
 def cautions(stack: Stack) -> list[str]:
     """Return warnings for users who install a stack, from the stack's own data."""
-    needs = f"its package on the hosts needs Python {NODE_PYTHON}"
+    needs = f"ftcluster's package on the hosts needs Python {NODE_PYTHON} or newer"
     lines = []
     if stack.host_python is None:
-        lines.append(f"ftcluster cannot install it: {needs}")
+        lines.append(f"ftcluster cannot install it, because {needs}")
     elif stack.host_python != stack.python:
         pythons = " to ".join(dict.fromkeys(stack.host_python))
-        lines.append(f"ftcluster installs it only with Python {pythons}: {needs}")
+        lines.append(f"ftcluster installs it only with Python {pythons}, because {needs}")
     if stack.yanked:
         yanked = ", ".join(f"{package} {stack.packages[package]}" for package in stack.yanked)
         lines.append(f"{yanked} is yanked: setup needs --allow-yanked")
     if stack.state == "documented":
-        lines.append("only documented: its versions match, but ftcluster has not tested it")
+        lines.append("only documented: its versions match, but it was not tested with ftcluster")
     if stack.missing_hashes:
         lines.append(f"there is {stack.missing_hashes}: setup needs --allow-unverified")
     return lines

@@ -1,4 +1,4 @@
-"""The plan of a launch as a document, as text and as shell commands."""
+"""The plan of a launch as a JSON document, as text and as shell commands."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ DATA = (
     f"{ROW_BYTES} bytes per row in each rank",
     "lengths and order; the tokens stay on the hosts' disks",
 )
-AS_OF = "this control node's copy; each launch reads the head's record"
+AS_OF = "this control node's copy; each launch reads the current record on the head"
 
 
 @dataclass(frozen=True)

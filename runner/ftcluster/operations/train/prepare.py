@@ -1,4 +1,4 @@
-"""Prepare a training, evaluation or prediction: make its recipe, its plan and its launch."""
+"""Prepare a training run, an evaluation or a prediction: its recipe, its plan and its launch."""
 
 import json
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ class RecipeRequest:
 
         Args:
             purpose: the run's purpose: training, evaluation or prediction.
-            use_tuning: True if a training uses the settings that `ftcluster tune` has saved for it.
+            use_tuning: True if training uses the settings that `ftcluster tune` has saved for it.
 
         Raises:
             UsageError: there are too few hosts for the requested spares, or `hosts` names a host
@@ -137,7 +137,7 @@ class RecipeRequest:
         if purpose == PREDICT and len(requested.data_sets) > 1:
             raise UsageError(
                 f"predict reads one data set, got {len(requested.data_sets)}",
-                "name one data set: --data PATH",
+                "pass one data set: --data PATH",
             )
         check_inputs(requested, purpose)
         columns = tuple(find_columns(part, purpose) for part in requested.by_set())
@@ -185,9 +185,10 @@ class LaunchOptions:
         env: environment variables for the ranks. NAME=VALUE sets a value. NAME alone passes the
             local value and keeps it out of all records.
         tags: NAME=VALUE pairs that ps, reports and trackers show.
-        notify: command line that the head starts when the run ends or waits, with its state as JSON
-            on stdin; "" for none.
-        webhook: path of a local file with an address that the head posts the JSON to; "" for none.
+        notify: command line that the head starts when the run ends or waits, with the run's state
+            as JSON on stdin; "" for none.
+        webhook: path of a local file that contains the URL to which the head posts this JSON; ""
+            for none.
         command: command line that started the run, for the run's record.
     """
 
@@ -218,7 +219,7 @@ class LaunchOptions:
         """Return the run with these options.
 
         Raises:
-            UsageError: `env` has a variable that the launch itself sets.
+            UsageError: `env` contains a variable that the launch itself sets.
         """
         settings = {name: value for name, value in vars(self).items() if value is not None}
         command = settings.pop("command")
@@ -297,10 +298,10 @@ def headline_of(run: TrainingRun) -> list[str]:
 
 
 def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape:
-    """Return a summary of a planned training, with the time and the cost of an epoch.
+    """Return a summary of a planned training run, with the time and the cost of an epoch.
 
     Args:
-        runs: measured trainings, the newest first.
+        runs: measured training runs, newest first.
         name: path of the facts file that describes the hosts; "" without a file.
     """
     hosts = run.cluster.facts.hosts

@@ -33,7 +33,7 @@ from ftcluster_common.user_code import NO_CODE, UserCode, current_task, declared
 DEFAULT_RECIPE = "quickstart"
 # requested data: None, a path, or several data sets, each a path or an entry as in a recipe
 DataWords = str | Sequence[str | Mapping[str, Any]] | None
-# fields of a recipe that may name a folder of this machine, besides its data
+# fields of a recipe, besides its data, that may name a folder on this machine
 FOLDERS = ("model", "tokenizer", "teacher", "adapter_base")
 CONFIG = "config.json"
 
@@ -129,7 +129,7 @@ def _check_code(recipe: Recipe, code: UserCode) -> None:
     user_task = current_task() if code.task else None
     if user_task and recipe.task != user_task.spec.name:
         raise UsageError(
-            f"{user_task.file.name} defines the task {user_task.spec.name}, and the recipe "
+            f"{user_task.file.name} defines the task {user_task.spec.name}, but the recipe "
             f"{recipe.name} is for {recipe.task}",
             f"omit the recipe, or set its task: task={user_task.spec.name}",
         )
@@ -144,8 +144,8 @@ def _check_code(recipe: Recipe, code: UserCode) -> None:
     measured = {*recipe.spec.metric_names(recipe.options)}
     if taken := [name for name in declared_metrics(code.metrics) if name in measured]:
         raise UsageError(
-            f"--metrics {code.metrics.name}: {recipe.task} has the metric {', '.join(taken)} "
-            "already",
+            f"--metrics {code.metrics.name}: {recipe.task} already computes the metric "
+            f"{', '.join(taken)}",
             "rename the metric in your file",
         )
 
@@ -173,11 +173,12 @@ def trained_recipe(
         has_data = data is not None or any(word.startswith("data=") for word in words)
         if name != trained.recipe and not has_data:
             raise UsageError(
-                "name the data: --data PATH",
-                f"or the recipe with the training's data: {shortened(trained.recipe)}",
+                "the data are missing: pass --data PATH",
+                "to use the data that the model was trained on, name its recipe: "
+                f"{shortened(trained.recipe)}",
             )
         words = [name, *words]
-        notes.append(f"recipe {name}, as the model was trained ({trained.file})")
+        notes.append(f"using recipe {name}, as in the model's training ({trained.file})")
     plain = training_recipe(words, data, model, code=code, trains=False)
     if notes and data is None:
         paths = ", ".join(data_set.path for data_set in plain.data_sets)
@@ -187,7 +188,7 @@ def trained_recipe(
         if trained.task:
             notes.append(
                 f"the model was trained for {trained.task} ({trained.file}), but is used for "
-                f"{plain.task}: the settings of its training do not apply"
+                f"{plain.task}, so the settings of its training do not apply"
             )
         return for_trained_model(plain), tuple(notes)
     try:
@@ -195,7 +196,7 @@ def trained_recipe(
         recipe = training_recipe(words, data, model, settings, code=code, trains=False)
     except RecipeError as error:  # `plain` is valid, so the file's values are the cause
         raise RecipeError(
-            f"{trained.file} has values that contradict each other or the command line\n  "
+            f"values in {trained.file} contradict each other or the command line\n  "
             f"{error.message}",
             "set these fields on the command line, as KEY=VALUE, or correct the file",
         ) from error
@@ -212,15 +213,15 @@ def _recipe_of(trained: TrainedFields, model: str) -> str:
     if trained.unknown_task:
         raise UsageError(
             f"{model} was trained for the task {trained.unknown_task}, which ftcluster does not "
-            "have",
-            "name the file that defines it: --task FILE.py",
+            "know",
+            "pass the file that defines the task: --task FILE.py",
         )
     if not trained.task:
         raise UsageError(
-            f"{model} does not say what it was trained for (it has no {trained.missing}): name a "
-            "recipe",
+            f"{model} does not record what it was trained for (it contains no {trained.missing}): "
+            "name a recipe",
             run_hint(Path(model))
-            or f"{' or '.join(recipes_for(Path(model)))}, with --data PATH unless you want the "
+            or f"{' or '.join(recipes_for(Path(model)))}, with --data PATH unless you want to use the "
             "recipe's own data",
         )
     if trained.recipe in known_recipes() and load_recipe(trained.recipe).task == trained.task:
@@ -252,14 +253,14 @@ def _differences(trained: TrainedFields, plain: Recipe, recipe: Recipe) -> Itera
     """Yield notes about fields whose values come from the model or differ from its training."""
     before, after = asdict(plain.options), asdict(recipe.options)
     if changed := [f"{name}={_shown(now)}" for name, now in after.items() if now != before[name]]:
-        yield f"as the model was trained ({trained.file}): {' '.join(changed)}"
+        yield f"settings from the model's training ({trained.file}): {' '.join(changed)}"
     others = [
         f"{name}={_shown(after[name])} instead of {_shown(value)}"
         for name, value in trained.options.items()
         if _shown(after[name]) != _shown(value)
     ]
     if others:
-        yield f"not as the model was trained ({trained.file}): {'; '.join(others)}"
+        yield f"settings that differ from its training ({trained.file}): {'; '.join(others)}"
 
 
 def recipes_for(model: Path) -> Sequence[str]:

@@ -37,9 +37,9 @@ class HostCounts:
     """The requested hosts and ranks of a run that continues another run.
 
     Attributes:
-        nodes: number of hosts with ranks; None for the number of the continued run.
-        spares: number of spare hosts; None for the number of the continued run, or for fewer
-            spares if too few hosts remain.
+        nodes: number of hosts with ranks; None for as many as the continued run used.
+        spares: number of spare hosts; None for as many as the continued run had, or fewer if too
+            few hosts remain.
         ranks_per_host: number of ranks on each host; None if the plan decides.
     """
 
@@ -61,7 +61,8 @@ def with_kept_options(
             record; {} without a record.
 
     Returns:
-        The hosts and ranks, the options of the launch, and a note with the kept options or "".
+        The hosts and ranks, the options of the launch, and a note that lists the kept options, or
+        "" if there are none.
 
     Raises:
         UsageError: this machine does not have the values of some of the run's variables.
@@ -85,9 +86,9 @@ def with_kept_options(
     note = ""
     arguments = [*_arguments({**of_shape, **taken, "tags": tags}), *_env_arguments(env)]
     if arguments:
-        note = f"options of run {job.run}: {shell_line(arguments)}"
+        note = f"options kept from run {job.run}: {shell_line(arguments)}"
     if kept.notifies and not (launch.notify or launch.webhook):
-        again = f"run {job.run} had --notify or --webhook, which is not saved: set it again"
+        again = f"run {job.run} used --notify or --webhook, which is not saved: pass it again"
         note = "; ".join(filter(None, (note, again)))
     return (
         replace(shape, ranks_per_host=ranks),
@@ -111,19 +112,22 @@ def _variables(
     """Return arguments of --env for the run's variables that the user does not set now.
 
     Raises:
-        UsageError: this machine does not have some of the values; names all of these variables.
+        UsageError: this machine does not know the values of some variables; the message names them.
     """
     plain, secret = _without(kept.env, requested), _without(kept.secret_env, requested)
     problems = [f"--env {name}: this machine has no record of its value"
                 for name in plain if name not in recorded]  # fmt: skip
     problems += [
-        f"--env {name}: not set on this machine" for name in secret if name not in os.environ
+        f"--env {name}: the variable is not set on this machine"
+        for name in secret
+        if name not in os.environ
     ]
     if problems:
         raise UsageError(
             f"run {run} was launched with variables whose values are not known here\n  "
             + "\n  ".join(problems),
-            "set them again: --env NAME=VALUE; for a credential, set NAME here and pass --env NAME",
+            "pass them again: --env NAME=VALUE; for a credential, set the variable NAME on this "
+            "machine and pass --env NAME",
         )
     return (*(f"{name}={recorded[name]}" for name in plain), *secret)
 
@@ -158,18 +162,18 @@ def resumed_run(
         shape: the hosts and ranks.
         must_resume: True to raise an error if the run has saved no state to continue from.
         name: beginning of the new run's id; None for the name of the continued run.
-        partly: True if the cluster has only the hosts that respond.
+        partly: True if `cluster` contains only the hosts that respond.
         named: names of the hosts to use; if empty, the hosts of the continued run.
 
     Raises:
-        UsageError: `named` has a host that cannot be used.
+        UsageError: `named` contains a host that cannot be used.
         FtclusterError: no host responds, the continued run has saved no state or used IPEX, or
             the plan is not valid.
     """
     if must_resume and not job.saved and not job.recipe.training.resume_from_checkpoint:
         raise FtclusterError(
             f"run {job.run} has no checkpoint or snapshot on {', '.join(job.hosts)}",
-            f"train again from the beginning; to see how it ended: ftcluster logs {job.run}",
+            f"train again from the beginning; to see how the run ended: ftcluster logs {job.run}",
         )
     cluster = with_hosts(cluster, named)
     hosts, nodes = cluster.facts, shape.nodes
@@ -201,7 +205,7 @@ def resumed_run(
     )
     if job.ipex or decided.ipex:
         raise FtclusterError(
-            f"run {job.run} cannot be resumed: IPEX keeps its own copies of the weights",
+            f"run {job.run} cannot be resumed, because IPEX keeps its own copies of the weights",
             "train again from the beginning; runs with training.use_ipex=false can be resumed",
         )
     run_id, resumed = new_run_id(name or name_of_run(job.run)), (job.run, *job.resume)
@@ -226,7 +230,7 @@ def resumed_run(
 
 
 def hosts_of(job: FoundJob) -> tuple[str, ...]:
-    """Return the hosts that the continued run was prepared on, or those with its files."""
+    """Return the hosts that the continued run was prepared on, or else the hosts with its files."""
     return job.options.hosts or tuple(name for name in job.hosts if name not in job.others)
 
 
@@ -234,7 +238,7 @@ def absent_hosts(job: FoundJob, cluster: Cluster, partly: bool = False) -> tuple
     """Return the continued run's hosts that the new run does not use, with the reasons.
 
     Args:
-        partly: True if the cluster has only the hosts that respond.
+        partly: True if `cluster` contains only the hosts that respond.
     """
     members = {host.name for host in cluster.facts.hosts}
     reasons = {host.name: host for host in cluster.absent}
@@ -248,10 +252,11 @@ def absent_hosts(job: FoundJob, cluster: Cluster, partly: bool = False) -> tuple
         elif name in job.hosts:
             continue
         elif name in members:
-            absent.append(AbsentHost(name, "does not respond", "for the reason: ftcluster check"))
+            remedy = "to find the reason: ftcluster check"
+            absent.append(AbsentHost(name, "does not respond", remedy))
         elif partly:
             why = "does not respond, or is not in the inventory"
-            absent.append(AbsentHost(name, why, "for the reason: ftcluster check INVENTORY"))
+            absent.append(AbsentHost(name, why, "to find the reason: ftcluster check INVENTORY"))
         else:
             why = "is no longer a host of the cluster"
             absent.append(AbsentHost(name, why, f"to add it: ftcluster hosts add {name}"))

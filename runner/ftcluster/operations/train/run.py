@@ -70,7 +70,7 @@ class RunRequest:
         on_hosts: True if every host has the script at the same absolute path. Otherwise the
             script's folder is copied to the hosts.
         force: True to run the script even if it requires versions that the stack does not have.
-        fast: True if the script uses ftcluster's kernels, as trainings do.
+        fast: True if the script uses ftcluster's kernels, as training with a recipe does.
         requirements: path of a requirements file with packages that the script needs in addition to
             the stack; None for none.
         wheels: path of a folder with wheels of these packages; None to download the wheels.
@@ -196,7 +196,7 @@ class RunResult:
 
 
 def dry_run(request: RunRequest, view: View) -> ScriptPlan:
-    """Return the run that `run` would launch. Raises the errors of `run`."""
+    """Return the run that `run` would launch. This raises the same errors as `run`."""
     prepared, run_hosts, notes = _prepared(request, view)
     return ScriptPlan(prepared, (*notes, *_look_for_script(prepared, run_hosts)))
 
@@ -284,7 +284,7 @@ def _check_script(
     certain = [str(problem) for problem in problems if problem.certain]
     if certain and not request.force:
         raise UsageError(
-            f"the script would fail on every rank, {counted(len(certain), 'problem')}\n  "
+            f"the script would fail on every rank: {counted(len(certain), 'problem')}\n  "
             + "\n  ".join(certain),
             "to run it anyway: --force",
         )
@@ -300,8 +300,9 @@ def _check_fast(stack: Stack) -> None:
     torch = stack.version("torch")
     if Version(torch) < Version(FAST_TORCH):
         raise UsageError(
-            f"--fast needs torch {FAST_TORCH} or newer; the stack {stack.name} has {torch}",
-            "run it without --fast, or set up another stack; for a list: ftcluster stacks",
+            f"--fast needs torch {FAST_TORCH} or newer, but stack {stack.name} has torch {torch}",
+            "run the script without --fast, or set up another stack; to list the stacks: "
+            "ftcluster stacks",
         )
 
 
@@ -316,7 +317,7 @@ def _layer_of(request: RunRequest, run_hosts: RunHosts, view: View) -> Layer | N
     """
     if not request.requirements:
         if request.wheels:
-            raise UsageError("--wheels is only allowed together with --requirements FILE")
+            raise UsageError("--wheels DIR is only allowed together with --requirements FILE")
         return None
     if request.wheels and not request.wheels.is_dir():
         raise UsageError(f"--wheels: {request.wheels} is not a folder")
@@ -336,4 +337,6 @@ def _look_for_script(run: ScriptRun, run_hosts: RunHosts) -> list[str]:
     if not run.look or (run.look[0] == "-m" and run.layer and run.layer.has_module(run.look[1])):
         return []
     silent = find_script(run_hosts, run.look)
-    return [f"it is not known whether {', '.join(silent)} has {run.look[-1]}"] if silent else []
+    if not silent:
+        return []
+    return [f"no response from {', '.join(silent)}, so {run.look[-1]} may be missing there"]

@@ -40,7 +40,7 @@ HEAD_SECONDS = 120.0  # time to wait for a head that does not respond; it may be
 
 @dataclass(frozen=True)
 class TrainRequest(RecipeRequest):
-    """A training to run or to resume, and the options of its run.
+    """A training run to start or to resume, and its options.
 
     Attributes:
         resume: id of a run to continue, or the beginning of the id; "" for a new training. The run
@@ -70,15 +70,16 @@ class TrainRequest(RecipeRequest):
         super().__post_init__()
         if self.resume and (self.words or self.data or self.model):
             raise UsageError(
-                "--resume continues with the run's own recipe, model and data",
-                "to change them, start a new run from a checkpoint, "
-                "training.resume_from_checkpoint=DIR, or from a model's weights, --model DIR",
+                "--resume continues with the run's own recipe, model and data, so none of them can "
+                "be changed",
+                "start a new run instead, from a checkpoint (training.resume_from_checkpoint=DIR) "
+                "or from a model's weights (--model DIR)",
             )
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of a training that has ended, or of a detached training that continues.
+    """The result of a training run that has ended, or of a detached run that continues.
 
     Attributes:
         run: the launched run.
@@ -140,7 +141,7 @@ def speed(progress: RunProgress, run: TrainingRun) -> str:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A training before its launch.
+    """A training run before its launch.
 
     Attributes:
         must_resume: True to raise an error if the continued run has saved no state.
@@ -157,7 +158,7 @@ class _Attempt:
 
 
 def dry_run(request: TrainRequest, view: View) -> PlanResult:
-    """Return the run that `train` would launch. Raises the errors of `train`."""
+    """Return the run that `train` would launch. This raises the same errors as `train`."""
     return PlanResult(_first_attempt(request, view).run)
 
 
@@ -185,7 +186,7 @@ def train(request: TrainRequest, view: View) -> TrainResult:
 def _first_attempt(request: TrainRequest, view: View) -> _Attempt:
     job = request.job
     cluster = cluster_of_job(job) if job else cluster_of(request.connection, view)
-    must_resume = bool(request.resume)  # other trainings may restart from the beginning
+    must_resume = bool(request.resume)  # other runs may restart from the beginning
     if job and not must_resume and (earlier := earlier_run(job, request.launch.command)):
         request = _resuming(request, earlier)
     request, run = _prepared(request, cluster, must_resume)

@@ -129,11 +129,20 @@ def test_data_sets_before_feedback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (record({"text": TEXT}, label="good"), "the responses to label are 'good', not a list"),
-        (record({"text": TEXT}, label=[{"user_id": "u"}]), "not a list of values"),
-        (record({"text": TEXT}, label=[answer({"a": 1})]), "not a text, a number or a list"),
+        (
+            record({"text": TEXT}, label="good"),
+            "must be a list of objects with a value, got 'good'",
+        ),
+        (
+            record({"text": TEXT}, label=[{"user_id": "u"}]),
+            "must be a list of objects with a value",
+        ),
+        (record({"text": TEXT}, label=[answer({"a": 1})]), "must be a string, a number or a list"),
         (record({"text": TEXT}, label=[answer([{**SPANS[0], "end": 99}])]), "outside the texts"),
-        ({**record({"text": TEXT}), "responses": 3}, "responses is 3, not a list or an object"),
+        (
+            {**record({"text": TEXT}), "responses": 3},
+            "responses must be a list or an object, got 3",
+        ),
     ],
 )
 def test_a_damaged_record_is_refused_with_file_row_and_reason(

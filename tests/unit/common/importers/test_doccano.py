@@ -54,7 +54,7 @@ def test_a_list_of_one_class_in_each_row_is_the_class(tmp_path: Path, ending: st
     place = "admin.jsonl:3" if ending == "jsonl" else "admin.json: row 3"
     assert notes(path)[0] == (
         f"admin.{ending} is an export of doccano: 3 of 4 rows are read; skipped: 1 without a class "
-        f"({place}); label has one class in each row"
+        f"({place}); label contains one class in each row"
     )
 
 
@@ -92,11 +92,11 @@ def test_files_of_two_annotators(tmp_path: Path) -> None:
     [
         ({"label": [[0, 99, "PER"]]}, "the entity from 0 to 99 is outside the text of 14"),
         ({"label": [[4, 4, "PER"]]}, "the entity from 4 to 4 is outside the text"),
-        ({"label": [[0, "4", "PER"]]}, "[0, '4', 'PER'] is not an entity"),
-        ({"label": [[0, 4, " "]]}, "has the label ' ', not a name"),
-        ({"label": {"a": 1}}, "label is {'a': 1}, not a list of labels"),
+        ({"label": [[0, "4", "PER"]]}, "a start, an end and a label, got [0, '4', 'PER']"),
+        ({"label": [[0, 4, " "]]}, "must be a name, got ' '"),
+        ({"label": {"a": 1}}, "column label must be a list of labels, got {'a': 1}"),
         ({"label": [{"label": 7, "start_offset": 0, "end_offset": 4}]},
-         "the label 7 is a number of doccano's database"),
+         "the label 7 is a number from doccano's database"),
         ({"text": None}, "no column text or data; only annotations of texts are supported"),
     ],
 )  # fmt: skip

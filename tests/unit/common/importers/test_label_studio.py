@@ -175,14 +175,14 @@ def test_completions_of_old_releases(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"data": "text"}, "data is 'text', not an object"),
-        ({"annotations": {}}, "annotations is {}, not a list of objects"),
+        ({"data": "text"}, "data must be an object with the task's texts, got 'text'"),
+        ({"annotations": {}}, "annotations must be a list of objects, got {}"),
         ({"annotations": [annotation(span(10, 14, "LOC", "Rome"))]}, "the entity 'Rome' is not at"),
         ({"annotations": [annotation(span(10, 99, "LOC"))]}, "outside the texts of the task"),
         ({"annotations": [annotation(result("labels", {"start": 1, "end": 4, "labels": []}))]},
-         "has the labels []; it needs exactly one"),
-        ({"annotations": [annotation({"id": "a", "type": "labels"})]}, "without the name of its"),
-        ({"annotations": [{"id": 4}]}, "the result of an annotation is None, not a list"),
+         "must have exactly one label, got []"),
+        ({"annotations": [annotation({"id": "a", "type": "labels"})]}, "contain the name of its"),
+        ({"annotations": [{"id": 4}]}, "the result of an annotation must be a list, got None"),
     ],
 )  # fmt: skip
 def test_a_damaged_task_is_refused_with_file_row_and_reason(
@@ -199,8 +199,8 @@ def test_a_cell_of_csv_that_is_cut_is_refused(tmp_path: Path) -> None:
     value = json.dumps([{"start": 10, "end": 14, "text": "Bonn", "labels": ["LOC"]}])
     rows = [minimal(1, label=value), minimal(2, label=value[:20])]
     [message] = problems(write(tmp_path / "a.csv", rows))
-    assert message.startswith("a.csv:3: Label Studio (JSON-MIN or CSV): label is ")
-    assert "other rows have entities there" in message
+    assert message.startswith("a.csv:3: Label Studio (JSON-MIN or CSV): column label is ")
+    assert "contains entities in other rows" in message
 
 
 LETTERS = st.text(st.sampled_from("ab é\u4e2d\U0001f600\U0001d11e\n"), min_size=1, max_size=20)

@@ -46,8 +46,8 @@ def test_tools_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"input": {"messages": []}}, "not an object with messages"),
-        ({"input": "Name a prime."}, "not an object with messages"),
+        ({"input": {"messages": []}}, "input must be an object with messages"),
+        ({"input": "Name a prime."}, "input must be an object with messages"),
         ({"preferred_output": "Seven."}, "preferred_output is 'Seven.'; it must be a list"),
         ({"non_preferred_output": []}, "non_preferred_output is []; it must be a list"),
     ],

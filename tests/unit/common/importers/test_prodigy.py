@@ -77,11 +77,11 @@ def test_two_sessions_disagree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (task(2, "perhaps", spans=[]), "answer is 'perhaps', not accept, reject or ignore"),
+        (task(2, "perhaps", spans=[]), "answer must be accept, reject or ignore, got 'perhaps'"),
         (with_span(2, end=40), "the entity from 10 to 40 is outside the text of 14 characters"),
-        (with_span(2, label=None), "has the label None, not a name"),
-        (with_span(2, text="Rome"), "the entity 'Rome' is not at the characters 10 to 14"),
-        (task(2, spans="[]"), "spans is '[]', not a list"),
+        (with_span(2, label=None), "must be a name, got None"),
+        (with_span(2, text="Rome"), "the entity 'Rome' is not at characters 10 to 14"),
+        (task(2, spans="[]"), "column spans must be a list, got '[]'"),
         (
             {**with_span(2), "text": None, "image": "a.png"},
             "only annotations of texts are supported",

@@ -48,7 +48,7 @@ def test_rows_of_a_folder(tmp_path: Path) -> None:
     assert list(found["train"]) == list(found["train"])  # the rows can be iterated again
     # an invalid line
     (tmp_path / "train.jsonl").write_text('{"a": 1}\n\n[]\n')
-    with pytest.raises(DataError, match=r"train\.jsonl:3: not a JSON object"):
+    with pytest.raises(DataError, match=r"train\.jsonl:3: the row must be a JSON object"):
         list(load_rows(str(tmp_path), None)["train"])
     (tmp_path / "train.jsonl").write_text("{")
     with pytest.raises(DataError, match=r"train\.jsonl:1: not valid JSON"):
@@ -141,12 +141,12 @@ def test_labels_are_classes_in_their_order(
 @pytest.mark.parametrize(
     ("labels", "problem"),
     [
-        (["a", 1], "some labels in column c are words, and others are not"),
+        (["a", 1], "column c mixes words and numbers as labels"),
         (["a", " "], "a row has no label in column c"),
         ([1.0, float("nan")], "a row has no label in column c"),
-        (["0.5", "1"], "the labels in column c are numbers, not classes"),
-        ([f"text {i}" for i in range(30)], "column c has 30 different labels in 30 rows"),
-        ([*range(5, 35)], "column c has 30 different labels in 30 rows"),
+        (["0.5", "1"], "the labels in column c are numbers with fractions"),
+        ([f"text {i}" for i in range(30)], "column c contains 30 distinct labels in 30 rows"),
+        ([*range(5, 35)], "column c contains 30 distinct labels in 30 rows"),
     ],
 )
 def test_columns_without_classes(labels: list[object], problem: str) -> None:
