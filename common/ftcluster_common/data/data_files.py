@@ -348,8 +348,8 @@ def _flat(rows: Iterable[Any]) -> Iterator[Any]:
 def _judged(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield a row for each pair of a query and a matching text in BEIR's judgements.
 
-    For an evaluation, the first row contains all texts of the corpus as negatives, so that each query
-    searches the whole corpus. For a training, only the matching texts are kept in memory.
+    For an evaluation, the first row contains all texts of the corpus as negatives, so that each
+    query searches the whole corpus. For training, only the matching texts are kept in memory.
     """
     trains = _split_of(path) == TRAIN
     queries = _by_id(path.parents[1] / QUERIES, _judged_ids(path, "query-id") if trains else None)

@@ -221,8 +221,8 @@ def _recipe_of(trained: TrainedFields, model: str) -> str:
             f"{model} does not record what it was trained for (it contains no {trained.missing}): "
             "name a recipe",
             run_hint(Path(model))
-            or f"{' or '.join(recipes_for(Path(model)))}, with --data PATH unless you want to use the "
-            "recipe's own data",
+            or f"{' or '.join(recipes_for(Path(model)))}, with --data PATH unless you want to use "
+            "the recipe's own data",
         )
     if trained.recipe in known_recipes() and load_recipe(trained.recipe).task == trained.task:
         return trained.recipe
