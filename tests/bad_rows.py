@@ -49,11 +49,11 @@ BAD = {
     ),
     "empty": BadRow(
         "embed", {"query": "a", "positive": "b"}, {"query": "a", "positive": " "},
-        "positive is empty",
+        "column positive is empty",
     ),
     "no pair": BadRow(
         "embed", {"query": "a", "positive": "b", "label": "true"},
-        {"query": "a", "positive": "b", "label": "no"}, "label is",
+        {"query": "a", "positive": "b", "label": "no"}, "column label is",
     ),
     "too much": BadRow(
         "rerank", {"query": "a", "text": "b", "label": 1}, {"query": "a", "text": "b", "label": 3},
@@ -65,27 +65,27 @@ BAD = {
     ),
     "a text that is no conversation": BadRow(
         "sft", {"messages": json.dumps(CHAT)}, {"messages": "y" * 5000},
-        "messages is 'yyyyyyyy",
+        "column messages must be a list of messages, got 'yyyyyyyy",
     ),
     "not chosen": BadRow(
         "dpo", {"prompt": "a", "chosen": "b", "rejected": "c"},
-        {"prompt": "a", "chosen": "", "rejected": "c"}, "chosen is empty",
+        {"prompt": "a", "chosen": "", "rejected": "c"}, "column chosen is empty",
     ),
     "neither liked nor disliked": BadRow(
         "kto", {"prompt": "a", "completion": "b", "label": "up"},
-        {"prompt": "a", "completion": "b", "label": "4"}, "or false (a disliked one), but is '4'",
+        {"prompt": "a", "completion": "b", "label": "4"}, "column label must be true",
     ),
     "not judged": BadRow(
         "kto", {"prompt": "a", "completion": "b", "label": "up"},
-        {"prompt": "a", "completion": "b", "label": ""}, "or false (a disliked one), but is empty",
+        {"prompt": "a", "completion": "b", "label": ""}, "column label must be true",
     ),
     "a tag too few": BadRow(
         "ner", {"tokens": ["a", "b"], "tags": ["B-X", "I-X"]},
-        {"tokens": ["a", "b"], "tags": ["B-X"]}, "2 words in tokens, 1 in tags", flat=False,
+        {"tokens": ["a", "b"], "tags": ["B-X"]}, "2 words in column tokens, but 1", flat=False,
     ),
     "another place": BadRow(
         "squad", ASKED, {**ASKED, "answers": {"text": ["me"], "answer_start": [2]}},
-        "is not at character 2 of the context", flat=False,
+        "the answer 'me' is not at character 2 of the context", flat=False,
     ),
 }  # fmt: skip
 TEXTS = (".jsonl", ".json", ".csv", ".tsv")

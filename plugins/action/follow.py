@@ -319,7 +319,8 @@ class ActionModule(ActionBase):
         for number, log in enumerate(logs):
             file, start, size = told[3 * number], *map(int, told[3 * number + 1 :][:2])
             if max(start, size) > MOST_BYTES:
-                raise AnsibleActionFail(f"the size that the host reports of {log.name} is invalid")
+                count = max(start, size)
+                raise AnsibleActionFail(f"the host reports {count:,} bytes for {log.name}")
             if words and 0 <= log.offset != start:
                 raise AnsibleActionFail(f"the host sent another part of {log.name} than requested")
             count = max(0, min(size - start, PIECE_BYTES))

@@ -15,6 +15,7 @@ OTHERS = {
     ("adapters.py", "register_forward_hook"): "of a saved model that is compared, then dropped",
     ("class_head.py", "setattr"): "a model is loaded: its output layer gets the data's classes",
     ("class_head.py", "set_submodule"): "as above, of a layer within another",
+    ("projections.py", "setattr"): "a model is loaded: it gets the layers behind its transformer",
     ("models.py", "set_submodule"): "a model is loaded: bitsandbytes' layers become torch's own",
     ("class_choice.py", "setattr"): "a field of the saved config, which no model reads",
     ("ipex.py", "ipex.optimize"): "IPEX is a library that patches models itself, if asked to",

@@ -107,7 +107,7 @@ def test_without_a_rank_all_weights_are_trained(launched: list[TrainingRun], she
 
 def test_adapters_of_the_hub_need_their_rank(launched: list[TrainingRun], shell: Shell) -> None:
     words = "train dpo --model org/adapters --data pairs.jsonl adapter_base=base"
-    assert "continues the adapters of adapters" in shell(f"{words} lora_r=8").err
+    assert "the adapters of adapters are trained further" in shell(f"{words} lora_r=8").err
     assert "are merged into" in shell(f"{words} lora_r=null").err
     assert [run.recipe.lora_r for run in launched] == [8, None]
 

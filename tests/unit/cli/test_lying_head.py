@@ -83,7 +83,7 @@ def test_what_is_followed_fills_no_disk(
     (head.run_dir / "events.jsonl").write_text("x")
     programs("tail", "exec cat /dev/zero")
     for told, words in (
-        (f"1-2 {10**18 - 1}", f"has {10**18 - 1:,} bytes"),
+        (f"1-2 {10**18 - 1}", f"reports {10**18 - 1:,} bytes"),
         ("1-2 1e9", "the host's response is invalid"),
     ):
         programs("stat", f"echo '{told}'")

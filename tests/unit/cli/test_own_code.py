@@ -368,7 +368,7 @@ def test_a_run_continues_with_its_own_file_where_this_control_node_started_it(
     code, job = found_run(folder)
     assert code.task
     answers(monkeypatch, node1={"r-1": job})
-    with pytest.raises(FtclusterError, match=r"no record of\n  name the file.*--task word_count"):
+    with pytest.raises(FtclusterError, match=r"no record of\n.* --task word_count"):
         find_job(RUN_HOSTS, "r-1")
     assert find_job(RUN_HOSTS, "r-1", code).code == code  # the user has named the file
     begin_record("r-1", {"code": [{"name": TASK, "sha256": code.task.sha256}]})

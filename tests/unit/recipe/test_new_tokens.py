@@ -37,7 +37,7 @@ def test_names_of_other_programs() -> None:
         ("new_tokens: ['']", "4: an empty text cannot be a token"),
         ("new_tokens: [<a>, ' b']", "4: ' b' begins or ends with a blank"),
         ('new_special_tokens: ["b\\n"]', r"4: 'b\\n' begins or ends with a blank"),
-        ('new_tokens: ["b\\x07c"]', "has characters that are not text"),
+        ('new_tokens: ["b\\x07c"]', "contains line breaks or control characters"),
         ("new_tokens: [<a>, <b>, <a>]", "4: '<a>' is listed twice"),
         ("new_tokens: [<a>]\nnew_special_tokens: [<a>]", "5: '<a>' is listed twice"),
         ("new_tokens: [1]", "'new_tokens' must be a list of names"),
