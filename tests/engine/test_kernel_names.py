@@ -24,7 +24,9 @@ FUNCTIONS = {
 NAMES = {"activations", "attention", "cross_entropy", "dropout", "low_rank", "norm", "rotary"}
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "function", sorted(FUNCTIONS, key=repr), ids=lambda function: function.__name__
+)
 def test_each_function_names_its_kernel(function: type) -> None:
     # "": the function computes the same as torch
     assert vars(function)["kernel"] in {"", *NAMES}

@@ -175,7 +175,7 @@ def test_too_little_shared_memory_is_named_before_ranks_are_killed_for_it(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
     check_shared_memory(1)
-    with pytest.raises(DistBackendError, match=r"/dev/shm has 1\.0 MB free, and .* for 2 ranks"):
+    with pytest.raises(DistBackendError, match=r"/dev/shm has 1\.0 MB free, but .* for 2 ranks"):
         check_shared_memory(2)
 
 
