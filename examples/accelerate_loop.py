@@ -2,7 +2,7 @@
 
 ftcluster run -- accelerate_loop.py --data reviews.csv --model distilbert/distilbert-base-uncased
 
-Columns of the data: text and label. Needs: nothing besides the stack.
+The data need the columns text and label. Needs: no packages except those of the stack.
 """
 
 import argparse
@@ -33,7 +33,7 @@ tokenizer = AutoTokenizer.from_pretrained(options.model)
 
 
 def batch_of(samples):
-    """Return rows as tensors."""
+    """Return a batch of tensors made from rows."""
     texts = [row["text"] for row in samples]
     batch = tokenizer(texts, truncation=True, max_length=128, padding=True, return_tensors="pt")
     batch["labels"] = torch.tensor([names.index(row["label"]) for row in samples])
@@ -56,12 +56,12 @@ for epoch in range(options.epochs):
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()  # not prepared, so that it counts each step of all ranks once
+        schedule.step()  # a prepared schedule would advance once per rank
         optimizer.zero_grad()
         losses.append(loss.detach())
     mean = accelerator.reduce(torch.stack(losses).mean(), "mean")
     accelerator.print(f"epoch {epoch + 1}: loss {mean:.3f}")
 if accelerator.is_main_process:
-    accelerator.unwrap_model(model).save_pretrained("model")  # ftcluster fetch RUN
+    accelerator.unwrap_model(model).save_pretrained("model")  # ftcluster fetch RUN copies it
     tokenizer.save_pretrained("model")
 accelerator.end_training()

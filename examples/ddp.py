@@ -2,7 +2,8 @@
 
 ftcluster run -- ddp.py --data rows.csv
 
-The last column is the class, an integer from 0. Needs: nothing besides the stack.
+The last column contains the class as an integer, counted from 0. Needs: no packages except those of
+the stack.
 """
 
 import argparse
@@ -22,7 +23,7 @@ parser.add_argument("--epochs", type=int, default=5)
 options = parser.parse_args()
 
 dist.init_process_group(os.environ.get("FTCLUSTER_BACKEND", "gloo"))
-torch.manual_seed(1)  # the same initial weights on all ranks
+torch.manual_seed(1)  # all ranks start with the same weights
 with options.data.open(encoding="utf-8", newline="") as file:
     table = torch.tensor([[float(cell) for cell in row] for row in csv.reader(file)])
 inputs, classes = table[:, :-1], table[:, -1].long()
@@ -34,8 +35,8 @@ net = nn.Sequential(nn.Linear(inputs.shape[1], 64), nn.ReLU(), nn.Linear(64, cou
 model = DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for epoch in range(options.epochs):
-    sampler.set_epoch(epoch)  # another order in each epoch
-    sums = torch.zeros(2)  # correct rows, all rows
+    sampler.set_epoch(epoch)  # shuffles the rows differently in each epoch
+    sums = torch.zeros(2)  # number of correct rows, number of all rows
     for features, labels in loader:
         scores = model(features)
         nn.functional.cross_entropy(scores, labels).backward()
@@ -46,5 +47,5 @@ for epoch in range(options.epochs):
     if dist.get_rank() == 0:
         print(f"epoch {epoch + 1}: accuracy {sums[0] / sums[1]:.3f}")
 if dist.get_rank() == 0:
-    torch.save(net.state_dict(), "model.pt")  # ftcluster fetch RUN
+    torch.save(net.state_dict(), "model.pt")  # ftcluster fetch RUN copies it
 dist.destroy_process_group()

@@ -2,8 +2,8 @@
 
 ftcluster run --requirements requirements.txt -- embeddings.py --data pairs.jsonl
 
-A row of the data: {"query": "a question", "text": "its answer"}. Needs: sentence-transformers in
-requirements.txt; `ftcluster train embed` needs no packages and is faster.
+Example of a row: {"query": "a question", "text": "its answer"}. Needs: sentence-transformers in
+requirements.txt. The command `ftcluster train embed` needs no packages and is faster.
 """
 
 import argparse
@@ -38,8 +38,8 @@ trainer = SentenceTransformerTrainer(
         report_to="none",
     ),
     train_dataset=data,
-    loss=MultipleNegativesRankingLoss(model),  # the other texts of a rank's batch are negatives
+    loss=MultipleNegativesRankingLoss(model),  # negatives: other texts in a rank's batch
 )
 trainer.train()
 if trainer.is_world_process_zero():
-    model.save_pretrained("model")  # ftcluster fetch RUN
+    model.save_pretrained("model")  # ftcluster fetch RUN copies it

@@ -2,7 +2,8 @@
 
 ftcluster run --requirements requirements.txt -- fabric.py --data rows.csv
 
-The last column is the class, an integer from 0. Needs: lightning in requirements.txt.
+The last column contains the class as an integer, counted from 0. Needs: lightning in
+requirements.txt.
 """
 
 import argparse
@@ -27,7 +28,7 @@ fabric = Fabric(
     strategy="ddp",
     devices=local,
     num_nodes=int(os.environ["WORLD_SIZE"]) // local,
-    plugins=TorchElasticEnvironment(),  # the ranks already run, like those of torchrun
+    plugins=TorchElasticEnvironment(),  # ranks are already running, as with torchrun
 )
 fabric.launch()
 fabric.seed_everything(1)
@@ -50,4 +51,4 @@ for epoch in range(options.epochs):
     sums = fabric.all_reduce(torch.tensor([right, rows]), reduce_op="sum")
     fabric.print(f"epoch {epoch + 1}: accuracy {sums[0] / sums[1]:.3f}")
 if fabric.is_global_zero:
-    torch.save(net.state_dict(), "model.pt")  # ftcluster fetch RUN
+    torch.save(net.state_dict(), "model.pt")  # ftcluster fetch RUN copies it

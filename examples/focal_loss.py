@@ -3,7 +3,7 @@
     ftcluster train --task focal_loss.py --data reviews.csv --model google-bert/bert-base-uncased \\
         gamma=1.5
 
-The data are those of text-classification, with one class for each text.
+The data have the same format as for text-classification, with one class for each text.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 ftcluster run -- nanogpt.py --data text.txt
 
-Needs: nothing besides the stack.
+Needs: no packages except those of the stack.
 """
 
 import argparse
@@ -25,7 +25,7 @@ options = parser.parse_args()
 
 
 class Block(nn.Module):
-    """Causal attention with 4 heads, and two linear layers."""
+    """A layer with causal attention (4 heads), followed by two linear layers."""
 
     def __init__(self, width):
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        """Map (batch, length, width) to the same shape."""
+        """Return the output for `x`; both have the shape (batch, length, width)."""
         batch, length, width = x.shape
         heads = self.inwards(self.norms[0](x)).view(batch, length, 3, 4, width // 4)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A model that scores the next character at each place."""
+    """A model that predicts the next character at each position."""
 
     def __init__(self, letters, width, layers, context):
         super().__init__()
@@ -54,7 +54,7 @@ class Gpt(nn.Module):
         self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)), nn.LayerNorm(width))
 
     def forward(self, x):
-        """Map (batch, length) to scores of shape (batch, length, letters)."""
+        """Return scores of shape (batch, length, letters); `x` has shape (batch, length)."""
         x = self.letters(x) + self.places(torch.arange(x.shape[1]))
         return self.blocks(x) @ self.letters.weight.T
 
@@ -64,15 +64,15 @@ text = options.data.read_text(encoding="utf-8")
 letters = sorted({*text})
 data = torch.tensor([letters.index(letter) for letter in text])
 train, rest = data[: int(0.9 * len(data))], data[int(0.9 * len(data)) :]
-torch.manual_seed(1)  # the same initial weights on all ranks
+torch.manual_seed(1)  # all ranks start with the same weights
 gpt = Gpt(len(letters), options.width, options.layers, options.context)
 model = DistributedDataParallel(gpt)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-generator = torch.Generator().manual_seed(dist.get_rank())  # other samples on each rank
+generator = torch.Generator().manual_seed(dist.get_rank())  # each rank draws different samples
 
 
 def loss_of(model, data):
-    """Return the mean loss of 16 random samples."""
+    """Return the mean loss on 16 random samples."""
     starts = torch.randint(len(data) - options.context, (16,), generator=generator)
     samples = torch.stack([data[start : start + options.context + 1] for start in starts])
     scores = model(samples[:, :-1])

@@ -2,8 +2,8 @@
 
 ftcluster run -- ner_trainer.py --data tags.jsonl --model distilbert/distilbert-base-cased
 
-A row of the data: {"tokens": ["Ada", "lives", "here"], "tags": ["B-PER", "O", "O"]}. A tenth of the
-rows is used for validation. Needs: nothing besides the stack.
+Example of a row: {"tokens": ["Ada", "lives", "here"], "tags": ["B-PER", "O", "O"]}. The
+script uses a tenth of the rows for validation. Needs: no packages except those of the stack.
 """
 
 import argparse
@@ -31,7 +31,7 @@ tokenizer = AutoTokenizer.from_pretrained(options.model)
 
 
 def encoded(row):
-    """Return tokens and labels: a word's first token has its tag, other tokens have -100."""
+    """Return tokens and labels: the tag for the first token of a word, -100 for other tokens."""
     tokens = tokenizer(row["tokens"], is_split_into_words=True, truncation=True, max_length=256)
     words = tokens.word_ids()
     before = [None, *words[:-1]]
@@ -43,7 +43,7 @@ def encoded(row):
 
 
 def accuracy(prediction):
-    """Return the share of words whose tag is right."""
+    """Return the fraction of the words whose tag is predicted correctly."""
     is_labelled = prediction.label_ids != -100
     right = prediction.predictions.argmax(-1) == prediction.label_ids
     return {"accuracy": float(right[is_labelled].mean())}
@@ -73,4 +73,4 @@ trainer = Trainer(
 )
 trainer.train()
 print(trainer.evaluate())
-trainer.save_model("model")  # rank 0 writes it: ftcluster fetch RUN
+trainer.save_model("model")  # written by rank 0; ftcluster fetch RUN copies it

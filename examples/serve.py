@@ -5,9 +5,9 @@
     curl localhost:8000/predict -H 'Content-Type: application/json' \\
         -d '{"inputs": ["A wonderful film."]}'
 
-An input is a text for a classifier or an embedder, a list of words for a tagger, and a pair of
-query and text for a reranker. A classifier with several classes per row, and a regression, answer
-with the model's raw outputs.
+Classifiers and embedders expect a text as input, taggers expect a list of words, and rerankers
+expect a pair of query and text. For regression, and for classifiers with several classes per row,
+the response contains the model's raw outputs.
 """
 
 import json
@@ -28,7 +28,7 @@ class Request(BaseModel):
 
 
 def read(name: str) -> Any:
-    """Return a JSON document of the model's folder; {} if there is none."""
+    """Return the content of a JSON file in the model's folder; {} if the file does not exist."""
     path = FOLDER / name
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
@@ -64,7 +64,7 @@ app = FastAPI()
 
 @app.post("/predict")
 def predict(request: Request) -> list[Any]:
-    """Return a prediction for each input, as `ftcluster predict` computes it."""
+    """Return one prediction for each input, computed as `ftcluster predict` does."""
     tags = TASK == "token-classification"
     encoded = tokenizer.encode_batch([*map(_input, request.inputs)], is_pretokenized=tags)
     arrays = {
@@ -83,7 +83,7 @@ def predict(request: Request) -> list[Any]:
     if TASK == "text-ranking":
         scores = output[:, 0]
         return (1 / (1 + np.exp(-scores)) if ACTIVATION.endswith("Sigmoid") else scores).tolist()
-    if tags:  # the tag of a word is the tag of its first token
+    if tags:  # a word gets the tag of its first token
         numbers = output.argmax(-1)
         firsts = [
             {w: t for t, w in reversed([*enumerate(encoding.word_ids)])} for encoding in encoded
@@ -100,7 +100,7 @@ def predict(request: Request) -> list[Any]:
 
 
 def name_of(number: Any) -> str:
-    """Return the name of a class or tag; transformers does not save its own names."""
+    """Return the name of a class or tag; transformers does not save its default names."""
     return str(NAMES.get(str(number), f"LABEL_{number}"))
 
 

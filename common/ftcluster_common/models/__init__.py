@@ -1,1 +1,1 @@
-"""The files of a saved model."""
+"""Readers and writers for the files of a saved model."""

@@ -1,6 +1,6 @@
-"""Reads a folder of low-rank adapters in peft's format, so that a training can continue them.
+"""Reads a folder of low-rank adapters in peft's format, so that their training can continue.
 
-Anybody may have written the files: types, tensor names and shapes are checked. Standard library
+The files may come from anybody, so types, tensor names and shapes are checked. Standard library
 only.
 """
 
@@ -15,22 +15,22 @@ from ftcluster_common.tasks.registry import AnyTask
 from ftcluster_common.tasks.spec import Contradiction
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-BASE = "base_model_name_or_path"  # field of peft's files
+BASE = "base_model_name_or_path"  # field of peft's configuration with the base model
 PREFIX, PARTS, MAGNITUDE = "base_model.model.", ("lora_A", "lora_B"), "lora_magnitude_vector"
 MERGE = "merge them with peft: merge_and_unload()"
-# tensor with the trained rows of an embedding, see peft's TrainableTokensLayer
+# name of the tensor with the trained rows of an embedding, as in peft's TrainableTokensLayer
 TOKEN_ROWS = "token_adapter.trainable_tokens_delta"
-TOKEN_IDS = "trainable_token_indices"  # field with the token ids of these rows
-MOST_IDS = 1 << 21  # upper limit of token ids; the largest vocabularies have a million tokens
-INPUT_EMBEDDING = ""  # layer of token ids that peft saves as a list
+TOKEN_IDS = "trainable_token_indices"  # field with the ids of these tokens
+MOST_IDS = 1 << 21  # limit of token ids; the largest vocabularies contain a million tokens
+INPUT_EMBEDDING = ""  # stands for the layer if peft saves only a list of token ids
 SHOWN = 4  # maximum number of names in a message
-# fields of peft's configuration that must have these values
+# Fields of peft's configuration that must be empty or have these values.
 PLAIN = {
     "peft_type": "LORA", "bias": "none", "use_qalora": False, "lora_bias": False,
     "rank_pattern": {}, "alpha_pattern": {}, "layer_replication": None, "target_parameters": None,
     "alora_invocation_tokens": None,
 }  # fmt: skip
-# methods of initialization that leave the base model's weights unchanged
+# initialization methods that do not change the base model's weights
 INITIALIZATIONS = (True, False, None, "default", "gaussian", "orthogonal", "eva")
 RESTRICTIONS = ("layers_to_transform", "exclude_modules")  # fields that restrict target_modules
 
@@ -40,14 +40,16 @@ class SavedAdapters:
     """Low-rank adapters in a folder.
 
     Attributes:
-        base: folder of the base model or its name on the Hub, with `@REVISION`; "" if not recorded.
+        base: folder of the base model, or its name on the Hub with `@REVISION`; "" if the files do
+            not name a base model.
         rank: number of rows of each matrix A.
         alpha: value of lora_alpha.
         dropout: dropout probability of the adapters' input.
-        targets: names of the adapted layers, as in `lora_target_modules`.
-        layers: number of outputs and inputs of each adapted layer, by name.
-        weights: shapes of the weights that are saved in full, such as a classifier's head, by name.
-        token_ids: token ids whose rows are trained, by the full name of their layer.
+        targets: names of the adapted layers, in the form of `lora_target_modules`.
+        layers: number of outputs and number of inputs of each adapted layer, by the layer's name.
+        weights: shapes of the weights that are saved in full, such as a classifier's head, by the
+            weight's name.
+        token_ids: ids of the tokens whose rows are trained, by the full name of the layer.
     """
 
     folder: Path
@@ -64,7 +66,7 @@ class SavedAdapters:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The recipe's fields for adapters like these."""
+        """The recipe fields that describe these adapters."""
         return {
             "lora_r": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout,
             "lora_target_modules": self.targets, "use_rslora": self.use_rslora,
@@ -78,7 +80,7 @@ def has_only_adapters(folder: Path) -> bool:
 
 
 def config_problems(config: Mapping[str, Any]) -> list[str]:
-    """Return problems with peft's configuration: missing fields, and unsupported methods."""
+    """Return the problems of peft's configuration: missing fields and unsupported methods."""
     numbers = [config.get(name) for name in ("lora_alpha", "r")]
     if not all(_is_number(number) and number for number in numbers):
         return [f"{CONFIG} needs the numbers r and lora_alpha, which must not be 0"]
@@ -109,10 +111,11 @@ def config_problems(config: Mapping[str, Any]) -> list[str]:
 def ids_by_layer(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the token ids whose rows are trained, by layer, from peft's configuration.
 
-    A list belongs to the layer INPUT_EMBEDDING. In a dictionary, layers may be the ends of names.
+    If the configuration contains a list, its layer is INPUT_EMBEDDING. If it contains a dictionary,
+    the keys may be only the last parts of layer names.
 
     Raises:
-        ValueError: the configuration has something else than token ids.
+        ValueError: the field contains something else than token ids.
     """
     ids = config.get(TOKEN_IDS) or {}
     layers = ids if isinstance(ids, dict) else {INPUT_EMBEDDING: ids}
@@ -124,7 +127,7 @@ def ids_by_layer(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def rows_needed(config: Mapping[str, Any]) -> int:
-    """Return the number of embeddings that adapters with trained rows need; 0 without such rows.
+    """Return the minimum number of embeddings for the trained rows; 0 if no rows are trained.
 
     Raises:
         ValueError: see `ids_by_layer`.
@@ -133,7 +136,7 @@ def rows_needed(config: Mapping[str, Any]) -> int:
 
 
 def ids_of(by_layer: Mapping[str, Sequence[int]], name: str) -> Sequence[int]:
-    """Return the token ids of a layer that has trained rows; () if there are none.
+    """Return the ids of the tokens whose rows in a layer are trained; () if there are none.
 
     Args:
         by_layer: result of `ids_by_layer`.
@@ -152,8 +155,8 @@ def read_adapters(folder: Path) -> SavedAdapters:
     """Return the adapters in a folder, without the values of their weights.
 
     Raises:
-        GivenFileError: a file is missing or damaged, or a training cannot continue such adapters;
-            the message has all reasons and a remedy.
+        GivenFileError: a file is missing or damaged, or ftcluster cannot continue the training of
+            such adapters. The message contains all reasons and a remedy.
     """
     config = read_json(folder / CONFIG)
     if not isinstance(config, dict):
@@ -214,9 +217,9 @@ def _refusal(folder: Path, problems: list[str]) -> GivenFileError:
 
 
 def layer_and_part(saved: str) -> tuple[str, str]:
-    """Split the name of a tensor in peft's file into a layer and the part of its adapter.
+    """Split the name of a tensor in peft's file into the layer and the part of its adapter.
 
-    The part of a weight that is saved in full is "".
+    If a weight is saved in full, the part is "".
 
     >>> layer_and_part("base_model.model.encoder.query.lora_A.weight")
     ('encoder.query', 'lora_A')
@@ -231,7 +234,7 @@ def layer_and_part(saved: str) -> tuple[str, str]:
 def _sorted_tensors(
     tensors: Mapping[str, TensorEntry], rank: int, use_dora: bool
 ) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, ...]], list[str]]:
-    """Return the sizes of the adapted layers, the shapes of all other weights, and problems."""
+    """Return the sizes of the adapted layers, the shapes of other weights, and the problems."""
     parts: dict[str, dict[str, tuple[int, ...]]] = {}
     weights: dict[str, tuple[int, ...]] = {}
     problems = []
@@ -265,8 +268,9 @@ def continued(
 ) -> tuple[dict[str, Any], list[Contradiction]]:
     """Return the recipe fields that saved adapters determine, and contradictions to `values`.
 
-    The adapters are trained on. If `values` set lora_r to None, or if the task trains no adapters,
-    they are merged into their base model, and all weights are trained.
+    By default, the training of the adapters continues. If `values` sets lora_r to None, or if the
+    task cannot train adapters, the adapters are merged into their base model, and all weights are
+    trained.
 
     Args:
         values: fields that the recipe sets.
@@ -289,7 +293,7 @@ def continued(
 
 
 def _differences(values: Mapping[str, Any], saved: SavedAdapters) -> Iterator[Contradiction]:
-    """Yield contradictions between fields of a recipe and saved adapters."""
+    """Yield an error for each field of a recipe that contradicts the saved adapters."""
     for name, value in saved.fields.items():
         wanted = values.get(name, value)
         if name == "lora_dropout" or _comparable(wanted) == _comparable(value):

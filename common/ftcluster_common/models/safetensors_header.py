@@ -1,4 +1,4 @@
-"""Reads names, dtypes and shapes of the tensors in a safetensors file. Standard library only.
+"""Reads the names, dtypes and shapes of the tensors in a safetensors file. Standard library only.
 
 Format: https://github.com/huggingface/safetensors#format
 """
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from ftcluster_common.given_files import GivenFileError, parse_json
 
-MOST = 1 << 48  # largest accepted dimension, so that products of dimensions still fit a float
-MOST_HEADER_BYTES = 100 << 20  # the format's own limit
+MOST = 1 << 48  # largest accepted dimension; products of dimensions then fit into a float
+MOST_HEADER_BYTES = 100 << 20  # limit that the format itself sets
 METADATA = "__metadata__"
 
 
 class TensorEntry(NamedTuple):
-    """The description of a tensor in a file's header."""
+    """The entry for a tensor in a file's header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -27,13 +27,13 @@ class TensorEntry(NamedTuple):
 
 
 def read_header(file: Path, whole: bool = True) -> dict[str, TensorEntry]:
-    """Return the tensors of a safetensors file by name, without reading their values.
+    """Return the entries of all tensors in a safetensors file by name, without their values.
 
     Args:
-        whole: True to check that the file has all values.
+        whole: True to check that the file contains the values of all tensors.
 
     Raises:
-        GivenFileError: the file cannot be read, is incomplete, or is no safetensors file.
+        GivenFileError: the file cannot be read, is incomplete, or is not a safetensors file.
     """
     try:
         with file.open("rb") as stream:

@@ -1,6 +1,6 @@
 """The files that define how sentence-transformers turns token vectors into embeddings.
 
-This module reads the files from a model's folder, and creates them for a new model. Standard
+This module reads these files from a model's folder, and creates them for a new model. Standard
 library only.
 """
 
@@ -18,7 +18,7 @@ ABOUT = "config_sentence_transformers.json"
 POOLING = "1_Pooling"
 DENSE = "Dense"
 LENGTH = "sentence_bert_config.json"
-# flags that releases before 6 use instead of pooling_mode, by mode
+# flags by pooling mode; sentence-transformers before release 6 uses them instead of pooling_mode
 FLAGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -27,14 +27,14 @@ FLAGS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-# names of prompts that encode_query and encode_document use (release 5)
+# names of the prompts that encode_query and encode_document use (since release 5)
 QUERY, DOCUMENTS = "query", ("document", "passage", "corpus")
 KINDS = {"Transformer", "Pooling", DENSE, "Normalize"}
 OF_EMBEDDERS = "Transformer, Pooling, Dense and Normalize"
-MASK = "MultiVectorMask"  # the module of a multi-vector encoder that chooses the scored tokens
+MASK = "MultiVectorMask"  # the multi-vector module that selects the tokens to compare
 MULTI_VECTOR_KINDS = {"Transformer", DENSE, MASK, "Normalize"}
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
-# activation functions of a Dense module: classes of torch.nn by their names in its config.json
+# activation functions of a Dense module: classes of torch.nn, named as in its config.json
 ACTIVATIONS = (
     TANH, IDENTITY, "torch.nn.modules.activation.ReLU", "torch.nn.modules.activation.GELU",
     "torch.nn.modules.activation.SiLU", "torch.nn.modules.activation.Sigmoid",
@@ -51,13 +51,13 @@ HAS_MULTI_VECTOR_ENCODER = "6.0.0"  # the first release with multi-vector encode
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer with an activation function, after the pooling or for each token.
+    """A linear layer with an activation function, which follows the pooling or maps each token.
 
     Attributes:
-        in_features: elements of its input.
-        out_features: elements of its output.
+        in_features: number of input features.
+        out_features: number of output features.
         bias: True if the layer has a bias.
-        activation: an element of ACTIVATIONS.
+        activation: activation function, an element of ACTIVATIONS.
     """
 
     in_features: int
@@ -73,14 +73,15 @@ class Dense:
 
 @dataclass(frozen=True)
 class TokenVectors:
-    """The settings of a multi-vector encoder (ColBERT), which compares the vectors of tokens.
+    """The settings of a multi-vector encoder (ColBERT), which compares token vectors.
 
     Attributes:
-        query_length: maximum tokens of a query; with `expands`, each query has exactly these.
-        document_length: maximum tokens of a text that is not a query.
-        expands: True if a query is filled up with mask tokens, whose vectors are compared too.
-        attends: True if other tokens see these mask tokens.
-        skipped: tokens of documents whose vectors are not compared, such as punctuation.
+        query_length: maximum number of tokens of a query; if `expands` is True, every query has
+            exactly this length.
+        document_length: maximum number of tokens of a text that is not a query.
+        expands: True if queries are filled up with mask tokens, whose vectors are compared too.
+        attends: True if the other tokens attend to these mask tokens.
+        skipped: tokens in documents whose vectors are not compared, such as punctuation.
     """
 
     query_length: int
@@ -92,16 +93,18 @@ class TokenVectors:
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """The modules after a transformer.
+    """The modules that follow the transformer in a model of sentence-transformers.
 
     Attributes:
-        pooling: a key of FLAGS; SPLADE for a sparse encoder.
+        pooling: pooling method: a key of FLAGS, or SPLADE for a sparse encoder.
         normalize: True if embeddings are scaled to length 1.
-        prompts: texts that sentence-transformers puts before inputs on request, by name.
-        default_prompt: name of the prompt that is always used, or "".
-        pools_prompt: True if the pooling includes the prompt's tokens.
-        similarity: dot or cosine, which a search with the model uses.
-        dense: linear layers after the pooling, or for each token of a multi-vector encoder.
+        prompts: prompts by name. sentence-transformers puts a prompt before its inputs on request.
+        default_prompt: name of the prompt that is used unless another one is requested; "" if there
+            is none.
+        pools_prompt: True if pooling includes the tokens of the prompt.
+        similarity: similarity function for searches with the model: dot or cosine.
+        dense: linear layers that follow the pooling; in a multi-vector encoder, linear layers for
+            the vector of each token.
         tokens: settings of a multi-vector encoder; None for an embedder.
     """
 
@@ -121,16 +124,16 @@ class SentenceModules:
 
     @property
     def search_prompts(self) -> tuple[str, str]:
-        """The prompts that `encode_query` and `encode_document` use."""
+        """The prompts that `encode_query` and `encode_document` use, in this order."""
         texts = (self.prompts[name] for name in DOCUMENTS if name in self.prompts)
         return self.prompts.get(QUERY, self.prompt), next(texts, self.prompt)
 
 
 def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
-    """Return the modules of a model's folder; None if sentence-transformers did not write it.
+    """Return the modules in a model's folder; None if sentence-transformers did not write it.
 
     Args:
-        sparse: True for the modules of a sparse encoder (SPLADE).
+        sparse: True to read the modules of a sparse encoder (SPLADE).
 
     Raises:
         DataError: a file cannot be read, or the model has unsupported modules.
@@ -164,7 +167,7 @@ def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
-        if isinstance(error, GivenFileError):  # names its file
+        if isinstance(error, GivenFileError):  # its message already names the file
             raise DataError(str(error)) from error
         why = f"{type(error).__name__}: {error}"
         raise DataError(
@@ -173,7 +176,7 @@ def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
 
 
 def dense_folders(folder: Path) -> list[Path]:
-    """Return the folders of a model's Dense modules, in the order of their use.
+    """Return the folders of a model's Dense modules, in the order in which they are applied.
 
     Raises:
         GivenFileError, ValueError, LookupError, TypeError, AttributeError: modules.json is damaged.
@@ -189,7 +192,7 @@ def _dense(folder: Path, reads: str) -> Dense:
     """Return the settings of a Dense module.
 
     Args:
-        reads: name of the module's input in sentence-transformers.
+        reads: name that sentence-transformers uses for the module's input.
     """
     config = read_json(folder / "config.json")
     activation = config.get("activation_function", TANH)
@@ -215,8 +218,8 @@ def _dense_files(layers: Sequence[Dense], first: int, reads: str = "") -> dict[s
     """Return the settings of Dense modules by file name; their weights are written elsewhere.
 
     Args:
-        first: number of the first module in modules.json.
-        reads: name of the modules' input in sentence-transformers; "" for its default.
+        first: number of the first Dense module in modules.json.
+        reads: name that sentence-transformers uses for the modules' input; "" means the default.
     """
     return {
         f"{number}_{DENSE}/config.json": {
@@ -231,7 +234,7 @@ def _dense_files(layers: Sequence[Dense], first: int, reads: str = "") -> dict[s
 
 
 def read_multi_vector(folder: Path) -> SentenceModules | None:
-    """Return the modules of a multi-vector encoder; None if the folder has no such encoder.
+    """Return the modules of a multi-vector encoder; None if the folder contains no such encoder.
 
     Raises:
         DataError: a file cannot be read, or the model has unsupported modules.
@@ -279,7 +282,7 @@ def read_multi_vector(folder: Path) -> SentenceModules | None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
-        if isinstance(error, GivenFileError):  # names its file
+        if isinstance(error, GivenFileError):  # its message already names the file
             raise DataError(str(error)) from error
         why = f"{type(error).__name__}: {error}"
         raise DataError(
@@ -328,10 +331,10 @@ def _multi_vector_files(
 
 
 def _kind(class_name: str) -> str:
-    """Return the kind of module that a class name stands for, or an unknown name unchanged.
+    """Return the kind of module that a class name means; unknown names are returned unchanged.
 
-    An unknown class may be defined in a file of the folder. sentence-transformers 5 would execute
-    this file.
+    An unknown class may be defined in a file in the folder, and sentence-transformers 5 would
+    execute this file.
 
     >>> _kind("sentence_transformers.models.Pooling"), _kind("evil.Pooling")
     ('Pooling', 'evil.Pooling')
@@ -341,7 +344,7 @@ def _kind(class_name: str) -> str:
 
 
 def _below(folder: Path, path: str) -> Path:
-    """Return the folder of a module.
+    """Return the folder of a module, given by its path in the model's folder.
 
     Raises:
         DataError: the path leads out of the model's folder.
@@ -377,11 +380,11 @@ def _pooling(config: Mapping[str, Any]) -> str:
 def module_files(
     modules: SentenceModules, width: int, length: int, versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the files by name, in a format for sentence-transformers 3 and all later releases.
+    """Return the contents of the files by name, for sentence-transformers 3 and later.
 
     Args:
-        width: dimensions of an embedding.
-        length: maximum tokens of a text.
+        width: number of dimensions of an embedding.
+        length: maximum number of tokens of a text.
         versions: versions of transformers and pytorch.
     """
     if modules.pooling == SPLADE:
@@ -420,7 +423,7 @@ def module_files(
 def _sparse_files(
     modules: SentenceModules, width: int, length: int, versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the files of a sparse encoder, which sentence-transformers 5 and later can load."""
+    """Return the files of a sparse encoder, for sentence-transformers 5 and later."""
     kinds = {"MLMTransformer": "", SPLADE: f"1_{SPLADE}"}
     return {
         MODULES: [

@@ -1,4 +1,4 @@
-"""Reads and writes the task's fields in a trained model's folder, in the file ftcluster.json.
+"""Reads and writes ftcluster.json, the file with the task's fields in a trained model's folder.
 
 Standard library only.
 """
@@ -21,7 +21,7 @@ def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
     """Return the name of the model's task on the Hub and in transformers' pipelines.
 
     Args:
-        options: fields of the task.
+        options: values of the task's fields.
     """
     return TASKS[task].pipeline_of(options) if task in TASKS else task
 
@@ -29,14 +29,14 @@ def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
 def trained_document(
     recipe: Recipe, columns: Mapping[str, Any], head: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the content of ftcluster.json: recipe, task, and the fields that later uses need.
+    """Return the content of ftcluster.json: recipe, task, and the fields for using the model.
 
     Args:
-        recipe: recipe of the training, or a recipe for further uses of the model.
-        columns: the column fields of the task, also of columns with usual names that it found.
-        head: names of the classes, and configuration fields, of a classifier that is saved as
-            adapters: `classes`, `problem_type`, `label_thresholds`, `calibration_temperature`. A
-            whole model has them in its config.json.
+        recipe: recipe of the training, or a recipe for using the trained model.
+        columns: values of the task's column fields, including columns detected by their names.
+        head: settings of a classifier that is saved as adapters: `classes` (the names),
+            `problem_type`, `label_thresholds` and `calibration_temperature`. The config.json of a
+            whole model contains these settings.
     """
     options = {**asdict(recipe.options), **columns}
     kept = {
@@ -52,7 +52,7 @@ def read_trained(folder: Path) -> dict[str, Any]:
     """Return the content of ftcluster.json in a model's folder; empty if it cannot be read.
 
     Raises:
-        GivenFileError: a newer ftcluster has written the file.
+        GivenFileError: a newer version of ftcluster wrote the file.
     """
     try:
         document = opened(TRAINED, read_json(folder / FILE))
@@ -70,7 +70,7 @@ def read_trained(folder: Path) -> dict[str, Any]:
 
 
 def _head(head: Any) -> dict[str, Any]:
-    """Return the valid fields of a classifier's head; anybody may have written the file."""
+    """Return the valid settings of a classifier's head; the file may come from anybody."""
     if not isinstance(head, dict):
         return {}
     fields = ("classes", "problem_type", "label_thresholds", "calibration_temperature")

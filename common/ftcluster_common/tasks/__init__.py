@@ -1,1 +1,1 @@
-"""The tasks: a module for each family, and their list in `registry`."""
+"""The tasks: one module for each family of tasks; `registry` lists all tasks."""

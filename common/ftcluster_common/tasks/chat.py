@@ -1,4 +1,4 @@
-"""The tasks instruction-tuning and preference-tuning, which train decoders on conversations."""
+"""The tasks instruction-tuning and preference-tuning: training decoders on conversations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,28 +24,29 @@ PROMPTS = (
     ("instruction", "response"), ("question", "answer"), ("question", "response"),
     ("query", "response"), ("input", "output"),
 )  # fmt: skip
-CONTEXTS = ("input", "context")  # columns with a text that an instruction refers to
+CONTEXTS = ("input", "context")  # names of columns with text that an instruction refers to
 SYSTEM = ("system", "system_prompt")
-# If one of these columns is not read, the training prompts may be incomplete.
+# If one of these columns exists but is not read, the training prompts may be incomplete.
 QUESTIONS = ("instruction", "prompt", "question", "query", *CONTEXTS, *SYSTEM, "history")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderTuning(Adapters):
-    """Fields of the tasks that train a decoder with conversations.
+    """Fields of the tasks that train a decoder on conversations.
 
     Attributes:
-        prompt_column: column with prompts, as texts or lists of messages. Default: found by its
-            name.
-        chat_template: False to ignore the model's chat template. An answer then follows its prompt
-            unchanged, and the end-of-text token follows the answer.
-        max_length: maximum tokens of a conversation; longer ones are cut at their end.
-        validation_split_percentage: share in percent of the rows that become the validation set if
-            the data have none.
-        load_in_4bit: True to store the model's linear layers, except the last one, in NF4 with
-            double quantization (QLoRA) while adapters are trained.
-        reset_generation: True to save the model with its special tokens as the only generation
-            settings. Adapters that are saved alone keep the settings of their base model.
+        prompt_column: column with prompts, as strings or lists of messages. Default: detected from
+            the column names.
+        chat_template: False to ignore the model's chat template. An answer then directly follows
+            its prompt without any markup, and the end-of-text token follows the answer.
+        max_length: maximum tokens of a conversation; longer conversations are truncated at the end.
+        validation_split_percentage: percentage of the rows to use as the validation set if the data
+            have none.
+        load_in_4bit: True to store the model's linear layers, except the last layer, in NF4 with
+            double quantization while adapters are trained (QLoRA).
+        reset_generation: True to discard the model's generation settings, except its special
+            tokens, when the model is saved. Adapters that are saved alone keep the settings of
+            their base model.
     """
 
     prompt_column: str | None = None
@@ -58,13 +59,13 @@ class DecoderTuning(Adapters):
 
 @dataclass(frozen=True, kw_only=True)
 class Conversations(DecoderTuning):
-    """Fields of the tasks whose rows have a conversation, or a prompt and its completion.
+    """Fields of the tasks whose rows contain a conversation, or a prompt and its completion.
 
     Attributes:
-        messages_column: column with lists of messages, each with a role and content. Default: found
-            by its name.
-        completion_column: column with the answers to the prompts, as texts or lists of messages.
-            Default: found by its name.
+        messages_column: column with lists of messages, each of which has a role and content.
+            Default: detected from the column names.
+        completion_column: column with the answers to the prompts, as strings or lists of messages.
+            Default: detected from the column names.
     """
 
     messages_column: str | None = None
@@ -75,11 +76,11 @@ class Conversations(DecoderTuning):
 class InstructionTuning(Conversations):
     """Trains a decoder to answer; only the answers' tokens contribute to the loss.
 
-    A row has a conversation, or a prompt and its completion.
+    A row contains a conversation, or a prompt and its completion.
 
     Attributes:
-        packing: True to put several conversations into a sample, up to max_length tokens together.
-            Conversations do not see each other.
+        packing: True to pack several conversations into one sample of up to max_length tokens.
+            Conversations in the same sample do not attend to each other.
     """
 
     packing: bool = False
@@ -89,19 +90,23 @@ class InstructionTuning(Conversations):
 class PreferenceTuning(DecoderTuning):
     """Trains a decoder to prefer one of two answers (DPO, Rafailov et al. 2023).
 
-    A row has a prompt and two answers, or two conversations that begin alike. Losses and fields are
-    as in TRL.
+    A row contains a prompt and two answers, or two conversations that start with the same messages.
+    The losses and fields are the same as in TRL.
 
     Attributes:
-        chosen_column: column with the preferred answers, as texts or lists of messages.
-        rejected_column: column with the other answers.
-        loss_type: loss function. sigmoid is DPO's. orpo (Hong et al. 2024) adds the odds ratio of
-            both answers to the loss of instruction tuning; simpo (Meng et al. 2024) compares mean
-            log-probabilities. orpo and simpo need no log-probabilities of the initial model.
-        beta: strength with which DPO holds the model at its initial state; for orpo the weight of
-            the odds ratio; for simpo the scale of the margin, 2 to 2.5 in its paper.
-        simpo_gamma: margin that simpo asks for.
-        disable_dropout: True to train without dropout, also of adapters, as in TRL.
+        chosen_column: column with the preferred answers, as strings or lists of messages.
+        rejected_column: column with the rejected answers, as strings or lists of messages.
+        loss_type: loss function. sigmoid is the loss of DPO. orpo (Hong et al. 2024) adds the odds
+            ratio of the two answers to the loss of instruction tuning. simpo (Meng et al. 2024)
+            compares mean log-probabilities. Unlike sigmoid, orpo and simpo need no
+            log-probabilities of the initial model.
+        beta: strength with which DPO keeps the model close to its initial state. For orpo, it is
+            the weight of the odds ratio. For simpo, it is the scale of the margin; the SimPO paper
+            uses 2 to 2.5.
+        simpo_gamma: margin by which simpo requires the preferred answer to win over the rejected
+            answer.
+        disable_dropout: True to turn off dropout during training, including the dropout of
+            adapters, as in TRL.
     """
 
     chosen_column: str = "chosen"
@@ -116,8 +121,8 @@ def conversation_columns(options: Conversations, columns: Sequence[str]) -> Conv
     """Return the columns with conversations.
 
     Raises:
-        DataError: there are no such columns, or another column may belong to them. The message
-            lists the columns and shows how to name them in a recipe.
+        DataError: there are no such columns, or another column may belong to the prompt. The
+            message lists the columns and shows how to name them in a recipe.
     """
     names = {name.lower(): name for name in columns}
     prompt, completion = options.prompt_column, options.completion_column
@@ -149,7 +154,7 @@ def conversation_columns(options: Conversations, columns: Sequence[str]) -> Conv
             f"{what}; {found_columns(columns)}; name the columns: messages_column=NAME, or "
             f"prompt_column={prompt or 'NAME'} completion_column={completion or 'NAME'}"
         )
-    # some files repeat the first message of a conversation in another column
+    # Conversations are not checked: some files repeat their first message in another column.
     if not named and not chosen.messages:
         _ask_for_unread(
             chosen.names,
@@ -201,7 +206,7 @@ Chats = TypeVar("Chats", bound=DecoderTuning)
 
 
 class DecoderTuningSpec(TaskSpec[Chats]):
-    """The common part of the declarations of tasks with conversations."""
+    """Base class for the declarations of the tasks that train on conversations."""
 
     exported_as = "CausalLM"
     pipeline = "text-generation"
@@ -221,23 +226,23 @@ class DecoderTuningSpec(TaskSpec[Chats]):
         return options.load_in_4bit
 
     def contradictions(self, options: Chats) -> Iterator[Contradiction]:
-        """Yield an error for new generation settings of a base model that is not saved."""
+        """Yield an error if generation settings are reset although adapters are saved alone."""
         yield from settings_of_adapters(options, options.reset_generation)
         yield from super().contradictions(options)
 
     def why_not_predicted(self) -> tuple[str, str]:
-        """Return advice to use transformers' pipeline, which generates texts."""
+        """Return the reason, with advice to generate text with transformers' pipeline."""
         return use_pipeline(self.pipeline)
 
 
 def uses_of(named: ConversationColumns | PreferenceColumns, columns: Sequence[str]) -> Columns:
-    """Return the columns with conversations by their use, with a column of tools."""
+    """Return the columns with conversations by use, including a column with tools."""
     uses = {use: (name,) for use, name in named._asdict().items() if name}
     return {**uses, "tools": tuple(name for name in columns if name == "tools")}
 
 
 def two_forms(options: Conversations) -> Iterator[Contradiction]:
-    """Yield an error for two forms of rows at once, and for messages without a template."""
+    """Yield errors if fields mix two row formats, or if messages have no chat template."""
     pair = [name for name in ("prompt_column", "completion_column") if getattr(options, name)]
     if options.messages_column and pair:
         yield (
@@ -249,7 +254,7 @@ def two_forms(options: Conversations) -> Iterator[Contradiction]:
 
 
 def not_evaluated(model: str) -> tuple[str, str]:
-    """Return why a model cannot be evaluated with preferences, and advice to use its answers.
+    """Return why a model cannot be evaluated on preferences, and advice to evaluate its answers.
 
     Args:
         model: name of the model as the user typed it.
@@ -267,7 +272,7 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
     name = "instruction-tuning"
     fields = InstructionTuning
     recipe = "sft"
-    model_recipes = {"ForCausalLM": ("sft", "clm")}  # a decoder can also be trained on plain texts
+    model_recipes = {"ForCausalLM": ("sft", "clm")}  # a decoder can also train on plain text
 
     def columns(
         self,
@@ -290,7 +295,7 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
         return check_by_reading(partial(read_conversation, columns=named, chat_template=template))
 
     def row_form(self, options: InstructionTuning, answered: bool) -> str:
-        """Describe a row with messages, or with a prompt and its completion."""
+        """Describe a row that contains messages, or a prompt and its completion."""
         prompt = options.prompt_column or "prompt"
         pair = f"{prompt} and {options.completion_column or 'completion'}"
         if not options.chat_template:
@@ -305,7 +310,7 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
         return ("loss", "perplexity")
 
     def contradictions(self, options: InstructionTuning) -> Iterator[Contradiction]:
-        """Yield an error for two forms of rows at once, and for messages without a template."""
+        """Yield errors if fields mix two row formats, or if messages have no chat template."""
         yield from two_forms(options)
         yield from super().contradictions(options)
 
@@ -345,7 +350,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         return check_by_reading(partial(read_preference, columns=answers, chat_template=template))
 
     def row_form(self, options: PreferenceTuning, answered: bool) -> str:
-        """Describe a row with a prompt and two answers."""
+        """Describe a row that contains a prompt and two answers."""
         prompt = options.prompt_column or "prompt"
         answers = f"{options.chosen_column} and {options.rejected_column}"
         if not options.chat_template:
@@ -372,11 +377,11 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         return options.loss_type != "orpo"
 
     def contradictions(self, options: PreferenceTuning) -> Iterator[Contradiction]:
-        """Yield an error for SimPO's margin without SimPO."""
+        """Yield an error if simpo_gamma is set although the loss is not simpo."""
         if options.simpo_gamma != PreferenceTuning.simpo_gamma and options.loss_type != "simpo":
             yield "simpo_gamma", "simpo_gamma is for loss_type: simpo"
         yield from super().contradictions(options)
 
     def why_not_evaluated(self, options: PreferenceTuning, model: str) -> tuple[str, str] | None:
-        """Return advice to measure the loss on answers if the loss needs the initial model."""
+        """Return why a loss that needs the initial model cannot be measured, with advice."""
         return not_evaluated(model) if self.compares_with_start(options) else None

@@ -1,4 +1,4 @@
-"""The task text-classification: predicting a class, several classes or a number from texts."""
+"""The task text-classification: predicting classes or a number from texts."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,42 +42,49 @@ Metric = Literal[
     "accuracy", "f1", "f1_macro", "f1_micro", "f1_weighted", "matthews", "pearson", "spearman"
 ]  # fmt: skip
 ThresholdMetric = Literal["f1", "f1_macro", "accuracy", "matthews"]
-CALIBRATION_METRICS = ("ece", "ece_calibrated")  # before and after the calibration
+CALIBRATION_METRICS = ("ece", "ece_calibrated")  # before and after calibration
 REGRESSION_METRICS = ("pearson", "spearman")
 CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
 
 
 @dataclass(frozen=True)
 class TextClassification(Adapters):
-    """Predicts a class of one or two texts, or several classes, or with `regression` a number.
+    """Predicts the class or the classes of one or two texts, or a number with `regression`.
 
     Attributes:
-        text_columns: one or two columns with text. Default: found by their names.
-        label_column: column with the class, or with a list of classes; a number for regression. If
-            it is missing, a column with a usual name of labels is used.
-        label_separator: text between the classes in a cell: `comma`, `semicolon`, `pipe` or `hash`;
-            `list` for lists as text; `none` if each cell is one class. Default: found in the data.
-        label_columns: columns of 0 and 1, one for each of several classes that a row may have.
-            Default: three or more such columns, if no column with the class is found.
-        glue_task: task of GLUE. It sets text_columns, regression, metrics, validation_splits and
-            data_config unless the recipe sets them.
+        text_columns: one or two columns with text. Default: detected from the column names.
+        label_column: column with the class, or with a list of classes; for regression, the column
+            with the number. Unless this field is set, a column with another usual name for labels
+            may be used.
+        label_separator: text that separates several classes in a cell: `comma`, `semicolon`, `pipe`
+            or `hash`. `list` reads cells with lists written as text. `none` reads each cell as one
+            class. Default: detected from the data.
+        label_columns: columns that contain 0 or 1, one for each class, for rows that may have
+            several classes. Default: three or more such columns, if the data have no column with
+            the class.
+        glue_task: name of a GLUE task. It determines text_columns, regression, metrics,
+            validation_splits and data_config, unless the recipe sets these fields.
         regression: True to predict a number instead of a class.
-        metrics: metrics to measure. Default: accuracy and the F1 of the second class for two
-            classes; accuracy and f1_macro for more classes; f1_micro and f1_macro for rows with
-            several classes; Pearson's and Spearman's correlations for regression.
-        class_weights: weights of the classes in the loss: `balanced` for weights inverse to the
-            number of rows, or numbers by class, such as `{spam: 4}` (other classes have 1).
-        skip_incomplete: True to skip rows without a text or a class; otherwise they are an error.
-        all_probabilities: True to have `ftcluster predict` write the probability of every class.
-        calibrate: True to calibrate the probabilities of rows with one class each: the logits are
-            divided by a temperature, which has the highest likelihood on the validation set.
-        threshold_metric: metric that the threshold of the second of two classes maximizes on the
-            validation set. Default: the more likely class is predicted.
-        validation_splits: names of the sets to evaluate. With several, the metrics carry their
-            names.
-        validation_split_percentage: share in percent of each class's rows that become the
-            validation set if the data have none.
-        max_length: maximum tokens of a row's texts; longer ones are cut.
+        metrics: metrics to measure. Default for two classes: accuracy and the F1 score of the
+            second class; for more classes: accuracy and f1_macro; for rows with several classes:
+            f1_micro and f1_macro; for regression: Pearson's and Spearman's correlations.
+        class_weights: weights of the classes in the loss: `balanced` for weights inversely
+            proportional to the number of rows of each class, or a number for some classes, such as
+            `{spam: 4}`; all other classes then have the weight 1.
+        skip_incomplete: True to skip rows without a text or a class; otherwise, such rows are an
+            error.
+        all_probabilities: True to let `ftcluster predict` write the probabilities of all classes.
+        calibrate: True to calibrate the predicted probabilities, if each row has one class. The
+            logits are divided by a temperature, which is chosen to maximize the likelihood of the
+            validation set.
+        threshold_metric: metric for tuning the decision threshold, if there are two classes: the
+            second class gets the threshold that maximizes this metric on the validation set.
+            Default: no threshold; the more likely class is predicted.
+        validation_splits: names of the validation sets to evaluate. If there are several, the names
+            of the metrics include the name of the set.
+        validation_split_percentage: percentage of each class's rows to use as the validation set if
+            the data have none.
+        max_length: maximum tokens of a row's texts; longer texts are truncated.
     """
 
     text_columns: tuple[str, ...] = limited((), at_most=2)
@@ -99,7 +106,7 @@ class TextClassification(Adapters):
 
 @dataclass(frozen=True)
 class Glue:
-    """A task of GLUE: data as in nyu-mll/glue on the Hub, metrics as in run_glue."""
+    """The settings of a GLUE task, for the data nyu-mll/glue on the Hub and run_glue's metrics."""
 
     text_columns: tuple[str, ...]
     metrics: tuple[Metric, ...] = ("accuracy",)
@@ -107,8 +114,8 @@ class Glue:
     validation_splits: tuple[str, ...] = ("validation",)
 
 
-# columns: transformers' examples, run_glue.py, task_to_keys; metrics: the paper of GLUE
-# (arXiv 1804.07461), table 1
+# The columns are those in task_to_keys of transformers' example run_glue.py. The metrics are those
+# in table 1 of the GLUE paper (arXiv 1804.07461).
 GLUE: dict[str, Glue] = {
     "cola": Glue(("sentence",), ("matthews",)),
     "sst2": Glue(("sentence",)),
@@ -127,11 +134,13 @@ GLUE: dict[str, Glue] = {
 def classification_columns(
     options: TextClassification, columns: Sequence[str], labelled: bool = True
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the columns with texts, and the column with the label or a column for each class.
+    """Return the columns with texts, and the columns with labels.
+
+    The second element contains one column with the label, or one column for each class.
 
     Args:
         columns: names of the columns in the data.
-        labelled: False if the label may be missing.
+        labelled: True if the data must contain labels.
 
     Raises:
         DataError: there are no such columns. The message lists the columns and shows how to name
@@ -159,9 +168,9 @@ def classification_columns(
 def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> TextClassification:
     """Return the options with label_columns set to the columns of 0 and 1 in the first rows.
 
-    The options stay unchanged if the recipe names a column with the class, or if such a column has
-    a usual name. They also stay unchanged if there are fewer than three columns of 0 and 1: of two
-    such columns, one may be no class.
+    The options stay unchanged if the recipe names a column with the class, or if the data contain a
+    column with a usual name for classes. They also stay unchanged if fewer than three columns
+    contain 0 and 1, because such columns may be something else than classes.
 
     >>> row = {"text": "a b", "toxic": "1", "insult": "0", "threat": 0, "id": "7"}
     >>> with_label_columns(TextClassification(), [row]).label_columns
@@ -182,9 +191,10 @@ def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> Text
 
 
 def with_separator(options: TextClassification, rows: Iterable[Row]) -> TextClassification:
-    """Return the options with the separator of several classes in the cells of these rows, if any.
+    """Return the options with label_separator set to the separator of classes in these rows.
 
-    The options stay unchanged if the recipe sets the separator, and if labels are numbers.
+    The options stay unchanged if the recipe sets a separator or label columns, if labels are
+    numbers, or if the cells contain no separator.
     """
     if options.label_separator or options.label_columns or options.regression:
         return options
@@ -210,7 +220,12 @@ def _classification_problem(
     options: TextClassification, texts: Sequence[str], labels: Sequence[str], kinds: list[bool],
     row: Row,
 ) -> str:  # fmt: skip
-    """Return the problem of a row; `kinds` holds True if the first row's label is a list."""
+    """Return the problem of a row, or "".
+
+    Args:
+        kinds: filled by the first row: True if its label is a list. Labels of later rows must have
+            the same kind.
+    """
     if options.skip_incomplete and is_incomplete(row, [*texts, *labels]):
         return ""
     problem = check_columns(texts, labels, row)
@@ -237,7 +252,7 @@ def _classification_problem(
 
 
 def _check_labels(files: Files, options: TextClassification, trains: bool) -> list[str]:
-    """Return the problem of a whole column of labels; the head would reject the column too."""
+    """Return the problem of the whole column of labels, which the head would report later."""
     if not files or options.label_columns or any(map(read_on_hosts, files)):
         return []
     labels: list[Any] = []
@@ -255,9 +270,9 @@ def _check_labels(files: Files, options: TextClassification, trains: bool) -> li
 
 
 def _check_scores(files: Files, options: TextClassification) -> list[str]:
-    """Return the first label that is a score, if all labels are numbers.
+    """Return a problem with the first label that is a score, if all labels are numbers.
 
-    Files that only hosts can read are skipped.
+    There is no check if some files can only be read on the hosts.
     """
     scores: list[str] = []
     separated = options.label_separator not in (None, "none")
@@ -270,14 +285,14 @@ def _check_scores(files: Files, options: TextClassification) -> list[str]:
         if options.skip_incomplete and is_incomplete(row, [*texts, column]):
             continue
         if as_number(label) is None:
-            return []  # labels are words
+            return []  # at least one label is a word
         if not WHOLE.fullmatch(str(label).strip()) and not scores:
             scores.append(f"{where}: {column} is {label!r}, a number, not a class")
     return scores
 
 
 class TextClassificationSpec(TaskSpec[TextClassification]):
-    """The declaration of text classification."""
+    """The declaration of the task text-classification."""
 
     name = "text-classification"
     fields = TextClassification
@@ -297,18 +312,18 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
     def columns(
         self, options: TextClassification, columns: Sequence[str], answered: bool
     ) -> Columns:
-        """Find the columns with the texts and the label, or a column for each class."""
+        """Return the columns with the texts, and with the label or one column for each class."""
         texts, labels = classification_columns(options, columns, answered)
         return {"text": texts, "label": labels if answered else ()}
 
     def row_check(
         self, options: TextClassification, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Return a check of a row's texts, and of its label's kind against the first row."""
+        """Return a check of a row's texts and label; all labels must be of the same kind."""
         return _classification(options, answered, columns)
 
     def row_form(self, options: TextClassification, answered: bool) -> str:
-        """Describe a row with texts and a label."""
+        """Describe a row that contains texts and a label."""
         texts = ", ".join(options.text_columns) or "one or two columns of text"
         kind = (
             "a number"
@@ -321,7 +336,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return f"each row has {texts}{label}"
 
     def tunes_on_validation(self, options: TextClassification) -> tuple[str, ...]:
-        """Return the set fields of calibration."""
+        """Return the fields for calibration and thresholds that are set."""
         return tuple(name for name in ("calibrate", "threshold_metric") if getattr(options, name))
 
     def has_references(self, options: TextClassification) -> bool:
@@ -329,7 +344,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return True
 
     def metric_names(self, options: TextClassification) -> tuple[str, ...]:
-        """Return the metrics; with several validation sets, return each set's metrics."""
+        """Return the names of the metrics; with several validation sets, for each set."""
         default = REGRESSION_METRICS if options.regression else CLASS_METRICS
         names = (*(options.metrics or default), "loss")
         names = (*names, *CALIBRATION_METRICS) if options.calibrate else names
@@ -339,7 +354,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return tuple(f"{name}_{ending}" for ending in endings for name in names)
 
     def contradictions(self, options: TextClassification) -> Iterator[Contradiction]:
-        """Yield errors for fields of classes in a regression, and for invalid class weights."""
+        """Yield errors for class fields in a regression, and for wrong class weights."""
         wrong = [
             name
             for name in options.metrics or ()
@@ -368,13 +383,13 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return {**vars(GLUE[glue]), "data_config": glue} if glue else {}
 
     def with_rows(self, options: TextClassification, rows: Iterable[Row]) -> TextClassification:
-        """Return the options with the columns of 0 and 1, or the separator, that the rows show."""
+        """Return the options with the label columns or the separator that the rows contain."""
         every = iter(rows)
         first = [*islice(every, LOOKED_AT)]
         return with_separator(with_label_columns(options, first), chain(first, every))
 
     def labels_of(self, options: TextClassification, uses: Columns, row: Row) -> list[Any]:
-        """Return the labels of a row; several classes in a cell are separated."""
+        """Return the labels of a row; a cell with several classes is split."""
         columns = uses.get("label", ())
         if len(columns) == 1:
             row = {**row, columns[0]: split_classes(row.get(columns[0]), options.label_separator)}
@@ -383,19 +398,19 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
     def reading_notes(
         self, asked: TextClassification, options: TextClassification, uses: Columns
     ) -> list[str]:
-        """Return a note on the separator of several classes if the recipe does not set it."""
+        """Return a note about the detected separator of classes, if the recipe sets none."""
         if options.label_separator is None or asked.label_separator is not None:
             return []
         return [separator_note(", ".join(uses.get("label", ())), options.label_separator)]
 
     def file_problems(self, options: TextClassification, files: Files, trains: bool) -> list[str]:
-        """Find labels that are scores instead of classes, and too many different labels."""
+        """Return problems: labels that are scores instead of classes, or too many labels."""
         if options.regression:
             return []
         return _check_scores(files, options) or _check_labels(files, options, trains)
 
     def validation_splits(self, options: TextClassification) -> tuple[str, ...]:
-        """Return the names of the validation sets in the recipe."""
+        """Return the validation sets that the recipe names."""
         return options.validation_splits
 
     def counts_classes(self, options: TextClassification) -> bool:

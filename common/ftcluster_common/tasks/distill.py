@@ -18,15 +18,15 @@ class TextDistillation(Adapters):
     """Trains a classifier on the outputs of a larger classifier, its teacher (Hinton et al. 2015).
 
     Attributes:
-        text_columns: one or two columns with text. Default: found by their names.
-        label_column: column with one of the teacher's classes. Rows without a class, or data
-            without the column, have only the teacher's part of the loss.
-        temperature: divisor of the logits of both models.
-        alpha: share of the loss that compares with the teacher; the labels' cross entropy has the
-            rest.
-        validation_split_percentage: share in percent of the rows that become the validation set if
-            the data have none.
-        max_length: maximum tokens of a row's texts; longer ones are cut.
+        text_columns: one or two columns with text. Default: detected from the column names.
+        label_column: column with one of the teacher's classes. For rows without a class, and for
+            data without this column, the loss only compares with the teacher.
+        temperature: number by which the logits of both models are divided.
+        alpha: fraction of the loss that compares with the teacher; the rest is the cross entropy
+            with the labels.
+        validation_split_percentage: percentage of the rows to use as the validation set if the data
+            have none.
+        max_length: maximum tokens of a row's texts; longer texts are truncated.
     """
 
     text_columns: tuple[str, ...] = limited((), at_most=2)
@@ -40,10 +40,10 @@ class TextDistillation(Adapters):
 def distilled_columns(
     options: TextDistillation, columns: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
-    """Return the columns with the texts, and the column with the class or "".
+    """Return the columns with texts and the column with classes, which may be "".
 
     Raises:
-        DataError: there are no texts, or a requested column is missing.
+        DataError: there is no column with texts, or a column named in the recipe is missing.
     """
     named = options.label_column != LABELS[0]
     plain = TextClassification(options.text_columns, options.label_column)
@@ -59,7 +59,7 @@ def _distillation_problem(texts: Sequence[str], label: str, row: Row) -> str:
 
 
 class TextDistillationSpec(TaskSpec[TextDistillation]):
-    """The declaration of the distillation of a classifier."""
+    """The declaration of the task text-distillation."""
 
     name = "text-distillation"
     fields = TextDistillation
@@ -77,7 +77,7 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
         columns: Sequence[str],
         answered: bool,
     ) -> Columns:
-        """Find the columns with the texts, and with the label if there is one."""
+        """Return the columns with the texts, and with the label if there is one."""
         texts, label = distilled_columns(options, columns)
         return {"text": texts, "label": (label,) if label else ()}
 
@@ -87,22 +87,22 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Return a check that a row has texts, and that its label is a class or empty."""
+        """Return a check that a row contains texts, and that its label is a class or empty."""
         return partial(_distillation_problem, *distilled_columns(options, columns))
 
     def row_form(self, options: TextDistillation, answered: bool) -> str:
-        """Describe a row with texts, with or without a label."""
+        """Describe a row that contains texts and possibly a label."""
         texts = ", ".join(options.text_columns) or "one or two columns of text"
         return f"each row has {texts} and, if it is known, {options.label_column}"
 
     def metric_names(self, options: TextDistillation) -> tuple[str, ...]:
-        """Return the metrics of classification, and the agreement of student and teacher."""
+        """Return the names of the classification metrics, and of the agreement with the teacher."""
         return ("loss", "accuracy", "f1_macro", "agreement")
 
     def has_classes(self, options: TextDistillation) -> bool:
-        """Return True: labels are classes of the teacher."""
+        """Return True, because labels are classes of the teacher."""
         return True
 
     def needs_teacher(self, options: TextDistillation) -> bool:
-        """Return True."""
+        """Return True, because the task distils the recipe's teacher."""
         return True

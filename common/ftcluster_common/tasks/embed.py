@@ -1,4 +1,4 @@
-"""The task sentence-similarity: embeddings that are similar for a query and a matching text."""
+"""The task sentence-similarity: training embeddings of queries and matching texts."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,17 +24,17 @@ from ftcluster_common.limits import limited
 from ftcluster_common.tasks.classify import REGRESSION_METRICS
 from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, Contradiction, TaskSpec
 
-SCORE_LOSSES = ("cosent", "angle", "cosine", "contrastive")  # losses of pairs with a score
-TRIPLET = "triplet"  # the loss of a query, its text and negatives of the same row
-GIST = "gist"  # the loss of in-batch negatives that the teacher finds less similar
-MARGIN_MSE = "margin_mse"  # the loss of a teacher's margins between texts of the same row
+SCORE_LOSSES = ("cosent", "angle", "cosine", "contrastive")  # losses for pairs with a score
+TRIPLET = "triplet"  # the loss for a query, its matching text and the negatives in its row
+GIST = "gist"  # the loss that uses in-batch negatives which the teacher rates as less similar
+MARGIN_MSE = "margin_mse"  # the loss for a teacher's margins between the texts of a row
 MARGIN_LOSSES = ("contrastive", TRIPLET, GIST)
-DISTILL_LOSSES = ("mse", "cosine_distance")  # losses of a text and its teacher's embedding
+DISTILL_LOSSES = ("mse", "cosine_distance")  # losses for a teacher's embeddings of texts
 OF_PAIRS = (
     "positive_column", "negative_columns", "label_column", "query_prompt", "text_prompt",
     "symmetric", "matryoshka_dims", "matryoshka_weights", "hard_negatives",
 )  # fmt: skip
-# usual names of columns with a label or score of a pair
+# usual names of columns with the label or the score of a pair
 BELONGING = ("label", "labels", "score", "similarity", "similarity_score", "is_duplicate")
 # usual names of columns with a teacher's margins or scores
 MARGINS = ("label", "labels", "score", "scores", "margin", "margins")
@@ -44,60 +44,73 @@ MARGINS = ("label", "labels", "score", "scores", "margin", "margins")
 class SentenceSimilarity(Adapters):
     """Trains embeddings that are similar for a query and the texts that match the query.
 
-    The losses and their fields are as in sentence-transformers. With `ranking` a query's negatives
-    are all texts of the batch, on all ranks, that do not belong to the query. With `triplet` they
-    are only the negatives of its own row. With `cosent` and `angle` the pairs of the batch are
-    ordered by their scores; with `cosine` the score is the cosine itself; with `contrastive` it is
-    1 for pairs that match and 0 for other pairs. With `gist` the loss is like `ranking`, with
-    queries and positives of other rows as further negatives, but it ignores texts that the
-    teacher, a guide, finds more similar than the query's text. With `margin_mse` the differences
-    between the dot products of a row's texts approach a teacher's. With `mse` (mean squared
-    difference) and `cosine_distance` (1 - cosine) the embedding of a text approaches the teacher's.
+    The losses and their fields are the same as in sentence-transformers:
+
+    - `ranking`: a query's negatives are all texts in the batch, on all ranks, that do not belong to
+      the query.
+    - `triplet`: a query's negatives are only the negatives in its own row.
+    - `cosent` and `angle`: the similarities of the pairs in a batch are trained to have the same
+      order as the scores of the pairs.
+    - `cosine`: the cosine of a pair is trained to equal its score.
+    - `contrastive`: the score is 1 for pairs that match and 0 for pairs that do not.
+    - `gist`: like `ranking`, with queries and positives of other rows as further negatives. The
+      recipe's teacher is the guide: texts that it rates as more similar to the query than the
+      query's matching text are not used as negatives.
+    - `margin_mse`: the differences between the dot products of a row's texts are trained to equal
+      a teacher's differences.
+    - `mse` (mean squared difference) and `cosine_distance` (1 - cosine): the embedding of a text is
+      trained to equal the teacher's embedding.
 
     Attributes:
-        query_column: column with queries. Default: found by its name.
-        positive_column: column with the text that belongs to the query. Default: found by its name.
-        negative_columns: columns with texts, or lists of texts, that do not belong to the query.
-            Default: all that are called negative, negatives, negative_1 and so on.
-        label_column: column with the score of a pair; for margin_mse the margins (score of the
-            query's text minus score of the negative) of all negatives, or a list with the score of
-            the query's text and those of the negatives. Default: found by its name.
-        max_length: maximum tokens of a text; longer ones are cut.
-        pooling: method that makes an embedding from token vectors, with sentence-transformers'
-            names. Decoders usually use lasttoken. `auto` is as in the model's folder if
-            sentence-transformers wrote it, else the mean.
-        normalize: True if the saved model returns embeddings of length 1. `auto` is as in the
-            model's folder, else true, but false for margin_mse. Each other loss uses the cosine in
-            any case.
-        query_prompt: text before each query. Default: the model's prompt for queries, else its
-            default prompt; `ftcluster predict` uses the default prompt alone.
-        text_prompt: text before each text that is not a query. Default: the model's prompt for
-            documents, else its default prompt.
-        loss: loss function. `auto` is cosent if the pairs have scores other than 1, else ranking.
-            mse, cosine_distance and gist use the recipe's teacher.
-        scale: multiplier of the cosines, which is the inverse of the temperature. In
-            sentence-transformers its default for gist is 100.
-        margin: minimum distance (1 - cosine) of pairs that do not match (contrastive), or minimum
-            difference between the distances of a negative and of the matching text (triplet; gist:
-            by the guide). Default: 0.5, and 0 for gist.
-        margin_strategy: relative if the margin of gist is a share of the cosine of the query's
-            text, by the guide.
-        symmetric: True to let each text search for its query too.
-        matryoshka_dims: widths of shortened embeddings that are trained too. One of them is the
-            model's whole width.
-        matryoshka_weights: weights of these widths in the loss. Default: 1 each.
-        hard_negatives: number of negatives that are searched for each query in the texts of all
-            rows, with the model before its first step.
-        relative_margin: minimum relative distance of hard negatives: their cosine is at most (1 -
-            this) times the cosine of the query's text. null turns it off.
-        absolute_margin: minimum absolute distance of hard negatives: their cosine is at most the
-            cosine of the query's text minus this.
+        query_column: column with queries. Default: detected from the column names.
+        positive_column: column with the text that matches the query. Default: detected from the
+            column names.
+        negative_columns: columns with texts, or lists of texts, that do not match the query.
+            Default: all columns named negative, negatives, negative_1 and so on.
+        label_column: column with the score of a pair. For margin_mse, it contains the margins of
+            all negatives (score of the query's text minus score of the negative), or a list with
+            the score of the query's text followed by the scores of the negatives. Default: detected
+            from the column names.
+        max_length: maximum number of tokens of a text; longer texts are truncated.
+        pooling: method that computes an embedding from token vectors, named as in
+            sentence-transformers. Decoders usually use lasttoken. `auto` uses the pooling in the
+            model's folder if sentence-transformers wrote it, otherwise the mean.
+        normalize: True if the saved model returns embeddings of length 1. `auto` uses the setting
+            in the model's folder; if there is none, it means true, or false for margin_mse. All
+            other losses use the cosine in any case.
+        query_prompt: prompt that is put before each query. Default: the model's prompt for queries,
+            or its default prompt if it has no such prompt. `ftcluster predict` uses only the
+            default prompt.
+        text_prompt: prompt that is put before each text that is not a query. Default: the model's
+            prompt for documents, or its default prompt if it has no such prompt.
+        loss: loss function. `auto` means cosent if the pairs have scores other than 1, otherwise
+            ranking. mse, cosine_distance and gist need the recipe's teacher.
+        scale: factor by which cosines are multiplied: the inverse of the temperature. In
+            sentence-transformers, the default for gist is 100.
+        margin: minimum distance (1 - cosine) of pairs that do not match, for contrastive. For
+            triplet, the minimum difference between the distance of a negative and the distance of
+            the matching text; for gist, the same difference as measured by the guide. Default: 0.5,
+            and 0 for gist.
+        margin_strategy: unit of the margin of gist: absolute, or relative for a fraction of the
+            guide's cosine of the query and its matching text.
+        symmetric: True to also let each text search for its query.
+        matryoshka_dims: dimensions of shortened embeddings that are trained too. One of them must
+            be the model's full dimension.
+        matryoshka_weights: weight in the loss of each of the matryoshka_dims. Default: 1 each.
+        hard_negatives: number of hard negatives to add to each query. The model searches for them
+            in the texts of all rows before its first step.
+        relative_margin: minimum relative margin of hard negatives: their cosine is at most (1 -
+            relative_margin) times the cosine of the query's matching text. null turns this limit
+            off.
+        absolute_margin: minimum absolute margin of hard negatives: their cosine is at most the
+            cosine of the query's matching text minus absolute_margin.
         max_score: maximum cosine of hard negatives.
         min_score: minimum cosine of hard negatives.
-        range_min: number of nearest candidates that are skipped.
-        range_max: number of nearest candidates that are considered. Default: all.
-        validation_split_percentage: share in percent of the rows that become the validation set if
-            the data have none.
+        range_min: number of nearest candidates to skip in the search for hard negatives.
+        range_max: number of nearest candidates to consider in the search for hard negatives.
+            Default: all candidates.
+        validation_split_percentage: percentage of the rows to use as the validation set if the data
+            have none.
     """
 
     query_column: str | None = None
@@ -173,7 +186,7 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
 
 
 def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimilarity:
-    """Return the options with the loss; `auto` is decided by the first rows.
+    """Return the options with the loss set; the first rows determine what `auto` means.
 
     >>> row = {"sentence1": "a", "sentence2": "b", "score": 3.8}
     >>> with_loss(SentenceSimilarity(), [row]).loss
@@ -186,7 +199,7 @@ def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimil
     first = list(islice(rows, LOOKED_AT))
     try:
         pair = search_columns(options, list(first[0]) if first else [])
-    except DataError:  # reading the rows later reports the error in more detail
+    except DataError:  # the error is reported in more detail when the rows are read
         return options
     scores = [number_in(row.get(pair.label)) for row in first] if pair.label else []
     scored = not pair.negatives and any(score != 1 for score in scores)
@@ -194,7 +207,7 @@ def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimil
 
 
 def embedded_column(options: SentenceSimilarity, columns: Sequence[str]) -> str:
-    """Return the column whose texts a prediction embeds.
+    """Return the column with the texts that `ftcluster predict` embeds.
 
     Raises:
         DataError: there is no such column.
@@ -263,7 +276,7 @@ def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
 
 
 class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
-    """The declaration of the training of embeddings."""
+    """The declaration of the task sentence-similarity."""
 
     name = "sentence-similarity"
     fields = SentenceSimilarity
@@ -284,7 +297,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
     def columns(
         self, options: SentenceSimilarity, columns: Sequence[str], answered: bool
     ) -> Columns:
-        """Find pairs of texts, or the single texts of a prediction or a distillation."""
+        """Return the columns of pairs, or of single texts for predictions and distillation."""
         if not answered or options.distils:
             return {"text": (embedded_column(options, columns),)}
         pair = search_columns(options, columns)
@@ -298,14 +311,14 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
     def row_check(
         self, options: SentenceSimilarity, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Return a check that a row's pair can be read, or that a row has a text."""
+        """Return a check that a row contains a valid pair, or a single text."""
         if answered and not options.distils:
             pair = search_columns(options, columns)
             return check_by_reading(partial(search_texts, columns=pair))
         return partial(check_columns, [embedded_column(options, columns)], [])
 
     def row_form(self, options: SentenceSimilarity, answered: bool) -> str:
-        """Describe a row with a pair of texts, or with a single text."""
+        """Describe a row that contains a pair of texts, or a single text."""
         if options.distils or not answered:
             return f"each row has {options.query_column or 'a column of text'}"
         query, positive = options.query_column, options.positive_column
@@ -316,19 +329,19 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         )
 
     def metric_names(self, options: SentenceSimilarity) -> tuple[str, ...]:
-        """Return the metrics, for each width of the embeddings."""
+        """Return the names of the metrics for each dimension of the embeddings."""
         return tuple(_embedding_metrics(options))
 
     def contradictions(self, options: SentenceSimilarity) -> Iterator[Contradiction]:
-        """Yield errors for fields that contradict the loss, and for wrong widths or ranges."""
+        """Yield errors for fields that contradict the loss, and for wrong dimensions or ranges."""
         yield from _of_embeddings(options)
 
     def with_rows(self, options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimilarity:
-        """Return the options with the loss that fits the labels."""
+        """Return the options with the loss set; the labels determine what `auto` means."""
         return with_loss(options, rows)
 
     def smooths_labels(self, options: SentenceSimilarity) -> bool:
-        """Return False: there are no classes."""
+        """Return False, because there are no classes."""
         return False
 
     def needs_teacher(self, options: SentenceSimilarity) -> bool:
@@ -336,15 +349,15 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return options.distils or options.loss == GIST
 
     def compares_batch(self, options: SentenceSimilarity) -> bool:
-        """Return False if the loss compares each text only with the teacher's embedding."""
+        """Return True unless the loss compares each text only with the teacher's embedding."""
         return not options.distils
 
     def reads_modules(self, options: SentenceSimilarity) -> bool:
-        """Return True if the recipe leaves pooling or normalization to the model."""
+        """Return True if the model's folder determines pooling or normalization (`auto`)."""
         return "auto" in (options.pooling, options.normalize)
 
     def texts_of_a_sample(self, options: SentenceSimilarity) -> int:
-        """Return the number of texts per row, without negative columns found by their names."""
+        """Return the number of texts per row, without negatives in columns detected by name."""
         if options.distils:
             return 1
         return 2 + len(options.negative_columns) + options.hard_negatives

@@ -1,4 +1,4 @@
-"""The task few-shot-classification: a classifier from few labels, trained as in SetFit."""
+"""The task few-shot-classification: training a classifier on few rows, as in SetFit."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,34 +14,36 @@ from ftcluster_common.limits import limited
 from ftcluster_common.tasks.classify import TextClassification, classification_columns
 from ftcluster_common.tasks.spec import Options, TaskSpec
 
-MOST_ROWS = 1400  # rows with about a million different pairs
+MOST_ROWS = 1400  # this many rows make about a million different pairs
 
 
 @dataclass(frozen=True)
 class FewShotClassification(Options):
-    """Trains a classifier from few rows of each class (SetFit, Tunstall et al. 2022).
+    """Trains a classifier on few rows of each class (SetFit, Tunstall et al. 2022).
 
-    The embeddings of texts become similar within a class and different between classes; then a
-    logistic regression classifies the embeddings. Fields are as in SetFit.
+    First, embeddings are trained to be similar for texts of the same class and different for texts
+    of different classes. Then a logistic regression learns to classify the embeddings. Fields are
+    the same as in SetFit.
 
     Attributes:
-        text_columns: column with text. Default: found by its name.
+        text_columns: column with the text. Default: detected from the column names.
         label_column: column with the class.
-        num_samples: maximum number of training rows of each class; more rows are ignored. Default:
-            all rows.
-        max_length: maximum tokens of a text; longer ones are cut.
-        pooling: method that makes an embedding from token vectors. `auto` is as in the model's
-            folder if sentence-transformers wrote it, else the mean.
-        normalize: True to classify embeddings of length 1. `auto` is as in the model's folder,
-            else false.
-        sampling_strategy: rule that selects the pairs of an epoch. unique uses each pair once,
-            oversampling repeats pairs of the rarer kind (same class or different classes), and
-            undersampling drops pairs of the more frequent kind.
-        num_iterations: number of pairs of each kind for each row, instead of sampling_strategy.
-        setfit_head: True to save the head for SetFit, too: a pickle, which ftcluster.load and
-            `ftcluster export-model` refuse, because pickles may run code.
-        validation_split_percentage: share in percent of the rows that become the validation set if
-            the data have none.
+        num_samples: maximum number of training rows of each class; further rows are ignored.
+            Default: all rows.
+        max_length: maximum number of tokens of a text; longer texts are truncated.
+        pooling: method that computes an embedding from token vectors. `auto` uses the pooling in
+            the model's folder if sentence-transformers wrote it, otherwise the mean.
+        normalize: True to classify embeddings that are scaled to length 1. `auto` uses the setting
+            in the model's folder, or false if there is none.
+        sampling_strategy: rule that selects the pairs of an epoch. There are two kinds of pairs:
+            same class and different classes. unique uses each pair once, oversampling repeats pairs
+            of the rarer kind, and undersampling drops pairs of the more frequent kind.
+        num_iterations: number of pairs of each kind to make for each row. Replaces
+            sampling_strategy.
+        setfit_head: True to also save the head for SetFit, as a pickle. Because pickles may run
+            code, ftcluster.load and `ftcluster export-model` then refuse the model's folder.
+        validation_split_percentage: percentage of the rows to use as the validation set if the data
+            have none.
     """
 
     text_columns: tuple[str, ...] = limited((), at_most=1)
@@ -55,7 +57,7 @@ class FewShotClassification(Options):
     setfit_head: bool = False
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
-    # settings of embeddings that are no fields of this task
+    # settings of embeddings that users of this task cannot change
     loss: ClassVar[str] = "cosine"
     scale: ClassVar[float] = 1.0
     least_margin: ClassVar[float] = 0.0
@@ -70,7 +72,7 @@ class FewShotClassification(Options):
 def few_shot_columns(
     options: FewShotClassification, columns: Sequence[str], labelled: bool = True
 ) -> tuple[str, str]:
-    """Return the column with texts, and the column with classes or "".
+    """Return the column with texts and the column with classes, which may be "".
 
     Raises:
         DataError: there are no such columns. The message lists the columns and shows how to name
@@ -87,7 +89,7 @@ def few_shot_columns(
 
 
 def problem_of_shots(classes: Sequence[str]) -> str:
-    """Return why no pairs can be made of rows with these classes, or "".
+    """Return why rows with these classes cannot be paired, or "" if they can.
 
     >>> problem_of_shots(["a", "b", "a"]), problem_of_shots(["a", "a"])
     ('', 'all rows have the class a; add rows of other classes')
@@ -106,7 +108,7 @@ def problem_of_shots(classes: Sequence[str]) -> str:
 
 
 def drawn_shots(classes: Sequence[str], count: int | None) -> list[int]:
-    """Return the indices of the first `count` rows of each class, or of all rows for None.
+    """Return the indices of the first `count` rows of each class; None means all rows.
 
     >>> drawn_shots(["a", "a", "b", "a"], 2)
     [0, 1, 2]
@@ -130,14 +132,14 @@ def _row_problem(text: str, label: str, row: Row) -> str:
 
 
 class FewShotClassificationSpec(TaskSpec[FewShotClassification]):
-    """The declaration of few-shot classification."""
+    """The declaration of the task few-shot-classification."""
 
     name = "few-shot-classification"
     fields = FewShotClassification
     recipe = "few-shot"
     pipeline = "sentence-similarity"
     scaled_by = {"normalize": ("loss",)}
-    mixes_data = False  # pairs of rows are made from all rows of a class
+    mixes_data = False  # pairs are made from all rows of a class
     training_fields = (
         *TaskSpec.training_fields, "num_samples", "sampling_strategy", "num_iterations",
         "setfit_head",
@@ -146,7 +148,7 @@ class FewShotClassificationSpec(TaskSpec[FewShotClassification]):
     def columns(
         self, options: FewShotClassification, columns: Sequence[str], answered: bool
     ) -> Columns:
-        """Find the columns with the text and the class."""
+        """Return the columns with the text and the class."""
         text, label = few_shot_columns(options, columns, answered)
         return {"text": (text,), "label": (label,) if answered and label else ()}
 
@@ -158,18 +160,18 @@ class FewShotClassificationSpec(TaskSpec[FewShotClassification]):
         return partial(_row_problem, text, label if answered else "")
 
     def row_form(self, options: FewShotClassification, answered: bool) -> str:
-        """Describe a row with a text and a class."""
+        """Describe a row that contains a text and a class."""
         text = ", ".join(options.text_columns) or "a column of text"
         return f"each row has {text}" + f" and {options.label_column} (a class)" * answered
 
     def metric_names(self, options: FewShotClassification) -> tuple[str, ...]:
-        """Return the metrics of classes."""
+        """Return the names of the classification metrics."""
         return ("accuracy", "f1", "f1_macro", "loss")
 
     def file_problems(
         self, options: FewShotClassification, files: Files, trains: bool
     ) -> list[str]:
-        """Return the problem of training files from which no pairs can be made."""
+        """Return a problem if no pairs can be made from the rows of the training files."""
         if not files or not trains or any(kind_of(file) == PARQUET for file in files):
             return []
         labels = [row[few_shot_columns(options, list(row))[1]] for row in Table(files)]
@@ -195,7 +197,7 @@ class FewShotClassificationSpec(TaskSpec[FewShotClassification]):
         return False
 
     def compares_batch(self, options: FewShotClassification) -> bool:
-        """Return True, because the loss is computed from the embeddings of pairs."""
+        """Return True, because the loss compares the embeddings of two texts."""
         return True
 
     def reads_modules(self, options: FewShotClassification) -> bool:

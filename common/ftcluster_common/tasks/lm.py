@@ -1,4 +1,4 @@
-"""The tasks causal-lm and masked-lm: training language models on plain texts."""
+"""The tasks causal-lm and masked-lm: training language models on plain text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ PREDICTS_NOTHING = "a language model predicts nothing for a row"
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel(Adapters):
-    """Fields of the tasks that train on plain texts.
+    """Fields of the tasks that train on plain text.
 
     Attributes:
-        text_column: column with the text, if the data are rows.
-        validation_split_percentage: share in percent of the samples, from the end, that become the
-            validation set if the data have none.
+        text_column: column with the text, if the data consist of rows.
+        validation_split_percentage: percentage of the samples, taken from the end of the data, to
+            use as the validation set if the data have none.
     """
 
     text_column: str = "text"
@@ -31,14 +31,16 @@ class LanguageModel(Adapters):
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLm(LanguageModel):
-    """Predicts the next token; texts are packed into blocks of one length.
+    """Predicts the next token; texts are packed into blocks of the same length.
 
     Attributes:
-        block_size: tokens of a sample. Texts are joined and cut into blocks of this length.
-        vocab_size: maximum tokens of the tokenizer that is made from the data; needs from_scratch
-            and a model without a tokenizer.
-        reset_generation: True to save the model with its special tokens as the only generation
-            settings. Adapters that are saved alone keep the settings of their base model.
+        block_size: number of tokens in a sample. Texts are joined and then cut into blocks of this
+            length.
+        vocab_size: maximum size of the vocabulary of a tokenizer that is trained on the data. It
+            needs from_scratch and a model without a tokenizer.
+        reset_generation: True to discard the model's generation settings, except its special
+            tokens, when the model is saved. Adapters that are saved alone keep the settings of
+            their base model.
     """
 
     block_size: int = limited(512, at_least=2)
@@ -48,17 +50,19 @@ class CausalLm(LanguageModel):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLm(LanguageModel):
-    """Predicts tokens that are masked, to adapt an encoder to texts of a domain.
+    """Predicts masked tokens, to adapt an encoder to the text of a domain.
 
     Attributes:
-        max_length: tokens of a block; with line_by_line the maximum tokens of a sample.
-        line_by_line: True to make each text (a row, or a line of `*.txt`) a sample, or several if
-            it is longer than max_length; otherwise texts are packed into blocks.
-        paragraphs: True if a text of `*.txt` ends with a blank line instead of with each line.
-        mlm_probability: probability that a token is predicted. Of these tokens 80 % are replaced by
-            the mask, 10 % by random tokens, and 10 % stay.
-        whole_word_mask: True to select whole words instead of tokens; all tokens of a word become
-            the mask.
+        max_length: number of tokens in a block; with line_by_line, the maximum tokens of a sample.
+        line_by_line: True to make a separate sample of each text (a row, or a line of a `*.txt`
+            file); a text longer than max_length becomes several samples. Otherwise, texts are
+            joined and cut into blocks.
+        paragraphs: True if texts in `*.txt` files are separated by blank lines, False if each line
+            is a text.
+        mlm_probability: probability that a token is predicted. Of these tokens, 80 % are replaced
+            by the mask token, 10 % are replaced by random tokens, and 10 % are left unchanged.
+        whole_word_mask: True to select whole words instead of single tokens. All tokens of a
+            selected word are replaced by the mask token.
     """
 
     max_length: int = limited(256, at_least=8)
@@ -92,7 +96,7 @@ def use_pipeline(pipeline: str) -> tuple[str, str]:
 
 
 def settings_of_adapters(options: Adapters, reset_generation: bool) -> Iterator[Contradiction]:
-    """Yield an error if generation settings are reset, but adapters are saved alone."""
+    """Yield an error if generation settings are reset although adapters are saved alone."""
     if reset_generation and options.lora_r is not None and not options.merge_adapters:
         yield (
             "reset_generation",
@@ -104,22 +108,22 @@ Texts = TypeVar("Texts", bound=LanguageModel)
 
 
 class LanguageModelSpec(TaskSpec[Texts]):
-    """The common part of the declarations of tasks with plain texts."""
+    """Base class for the declarations of the tasks that train on plain text."""
 
     file_kinds = (TEXT,)
     splits_rows = False
     predicts_tokens = True
 
     def columns(self, options: Texts, columns: Sequence[str], answered: bool) -> Columns:
-        """Find the column with the text."""
+        """Return the column with the text, by use."""
         return {"text": (text_column(options, columns),)}
 
     def row_check(self, options: Texts, answered: bool, columns: Sequence[str]) -> CheckRow:
-        """Return a check that a row has a text."""
+        """Return a check that a row contains a text."""
         return partial(check_columns, [text_column(options, columns)], [])
 
     def row_form(self, options: Texts, answered: bool) -> str:
-        """Describe text files, or rows with a text."""
+        """Describe the data: text files, or rows that contain a text."""
         return f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
 
     def metric_names(self, options: Texts) -> tuple[str, ...]:
@@ -127,12 +131,12 @@ class LanguageModelSpec(TaskSpec[Texts]):
         return ("loss", "perplexity")
 
     def why_not_predicted(self) -> tuple[str, str]:
-        """Return advice to use transformers' pipeline, which generates texts."""
+        """Return the reason, with advice to use transformers' pipeline instead."""
         return use_pipeline(self.pipeline)
 
 
 class CausalLmSpec(LanguageModelSpec[CausalLm]):
-    """The declaration of the training of a decoder on plain texts."""
+    """The declaration of the task causal-lm."""
 
     name = "causal-lm"
     fields = CausalLm
@@ -149,7 +153,7 @@ class CausalLmSpec(LanguageModelSpec[CausalLm]):
     def tokenizer_contradictions(
         self, options: CausalLm, from_scratch: bool, tokenizer: str | None
     ) -> Iterator[Contradiction]:
-        """Yield an error if vocab_size is set although no tokenizer is made."""
+        """Yield an error if vocab_size is set although no tokenizer is trained."""
         if options.vocab_size is None:
             return
         if not from_scratch:
@@ -158,7 +162,7 @@ class CausalLmSpec(LanguageModelSpec[CausalLm]):
             yield "vocab_size", f"the tokenizer {tokenizer} has its own vocabulary"
 
     def contradictions(self, options: CausalLm) -> Iterator[Contradiction]:
-        """Yield an error for new generation settings of a base model that is not saved."""
+        """Yield an error if generation settings are reset although adapters are saved alone."""
         yield from settings_of_adapters(options, options.reset_generation)
         yield from super().contradictions(options)
 
@@ -167,12 +171,12 @@ class CausalLmSpec(LanguageModelSpec[CausalLm]):
         return options.block_size
 
     def new_vocabulary(self, options: CausalLm) -> int | None:
-        """Return the vocabulary size that the recipe sets."""
+        """Return the vocabulary size in the recipe; None if it is not set."""
         return options.vocab_size
 
 
 class MaskedLmSpec(LanguageModelSpec[MaskedLm]):
-    """The declaration of the training of an encoder on plain texts."""
+    """The declaration of the task masked-lm."""
 
     name = "masked-lm"
     fields = MaskedLm
@@ -184,5 +188,5 @@ class MaskedLmSpec(LanguageModelSpec[MaskedLm]):
     scaled_by = dict.fromkeys(("mlm_probability", "whole_word_mask"), ("loss", "perplexity"))
 
     def logits_share(self, options: MaskedLm) -> float:
-        """Return the share of tokens that are masked and predicted."""
+        """Return the fraction of the tokens that are predicted."""
         return options.mlm_probability

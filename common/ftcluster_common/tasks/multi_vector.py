@@ -1,4 +1,4 @@
-"""The task multi-vector-encoding: a vector for each token (ColBERT), compared by MaxSim."""
+"""The task multi-vector-encoding: training a vector for each token (ColBERT)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,37 +10,42 @@ from ftcluster_common.limits import limited
 from ftcluster_common.tasks.embed import SentenceSimilarity, SentenceSimilaritySpec
 from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Contradiction, Options, TaskSpec
 
-_PAIRS = SentenceSimilaritySpec()  # reads the same rows
+_PAIRS = SentenceSimilaritySpec()  # reads rows in the same format
 
 
 @dataclass(frozen=True)
 class MultiVectorEncoding(Options):
-    """Trains a vector for each token of a text, for late interaction (ColBERT).
+    """Trains an encoder that computes a vector for each token, for late interaction (ColBERT).
 
-    The score of a query and a text is MaxSim (Khattab and Zaharia 2020): for each token of the
-    query the largest cosine with a token of the text, summed over the query's tokens. The loss is
-    sentence-transformers' MultiVectorMultipleNegativesRankingLoss; a query's negatives are all
-    texts of the batch, on all ranks, that do not belong to the query.
+    The score of a query and a text is MaxSim (Khattab and Zaharia 2020). For each token of the
+    query, MaxSim takes the largest cosine with any token of the text; the score is the sum of these
+    cosines. The loss is sentence-transformers' MultiVectorMultipleNegativesRankingLoss. A query's
+    negatives are all texts in the batch, on all ranks, that do not belong to the query.
 
     Attributes:
-        query_column: column with queries. Default: found by its name.
-        positive_column: column with the text that belongs to the query. Default: found by its name.
-        negative_columns: columns with texts, or lists of texts, that do not belong to the query.
-            Default: all that are called negative, negatives, negative_1 and so on.
-        max_length: maximum tokens of a text that is not a query; longer ones are cut.
-        query_length: maximum tokens of a query; longer ones are cut.
-        query_expansion: True to fill each query up to query_length with mask tokens, whose vectors
-            are compared too. `auto` is as in the model's folder, else false.
-        skip_punctuation: True to compare no vectors of punctuation in texts that are not queries.
-            `auto` is as in the model's folder, else false.
-        dimension: elements of a vector. Default: as in the model's folder, else 128.
-        query_prompt: text before each query, such as "[Q] ". Default: the model's prompt for
-            queries, else its default prompt.
-        text_prompt: text before each text that is not a query, also before those of `ftcluster
-            predict`. Default: the model's prompt for documents, else its default prompt.
-        scale: multiplier of the scores, which is the inverse of the temperature.
-        validation_split_percentage: share in percent of the rows that become the validation set if
-            the data have none.
+        query_column: column with queries. Default: detected from the column names.
+        positive_column: column with the text that matches the query. Default: detected from the
+            column names.
+        negative_columns: columns with texts, or lists of texts, that do not match the query.
+            Default: all columns named negative, negatives, negative_1 and so on.
+        max_length: maximum number of tokens of a text that is not a query; longer texts are
+            truncated.
+        query_length: maximum number of tokens of a query; longer queries are truncated.
+        query_expansion: True to fill up each query with mask tokens to query_length. The vectors of
+            the mask tokens are compared too. `auto` uses the setting in the model's folder, or
+            false if there is none.
+        skip_punctuation: True to leave out the vectors of punctuation in texts that are not
+            queries. `auto` uses the setting in the model's folder, or false if there is none.
+        dimension: number of elements in each vector. Default: the dimension in the model's folder,
+            or 128 if there is none.
+        query_prompt: prompt that is put before each query, such as "[Q] ". Default: the model's
+            prompt for queries, or its default prompt if it has no such prompt.
+        text_prompt: prompt that is put before each text that is not a query, including the texts of
+            `ftcluster predict`. Default: the model's prompt for documents, or its default prompt if
+            it has no such prompt.
+        scale: factor by which scores are multiplied: the inverse of the temperature.
+        validation_split_percentage: percentage of the rows to use as the validation set if the data
+            have none.
     """
 
     query_column: str | None = None
@@ -58,7 +63,7 @@ class MultiVectorEncoding(Options):
 
     @property
     def pairs(self) -> SentenceSimilarity:
-        """The fields as fields of the task sentence-similarity, which reads the same rows."""
+        """The same settings as fields of sentence-similarity, a task that reads the same rows."""
         return SentenceSimilarity(
             query_column=self.query_column,
             positive_column=self.positive_column,
@@ -73,7 +78,7 @@ class MultiVectorEncoding(Options):
 
 
 class MultiVectorEncodingSpec(TaskSpec[MultiVectorEncoding]):
-    """The declaration of the training of multi-vector encoders."""
+    """The declaration of the task multi-vector-encoding."""
 
     name = "multi-vector-encoding"
     fields = MultiVectorEncoding
@@ -85,19 +90,19 @@ class MultiVectorEncodingSpec(TaskSpec[MultiVectorEncoding]):
     def columns(
         self, options: MultiVectorEncoding, columns: Sequence[str], answered: bool
     ) -> Columns:
-        """Find pairs of texts, or the single texts of a prediction."""
+        """Return the columns of pairs, or of single texts for predictions."""
         uses = dict(_PAIRS.columns(options.pairs, columns, answered))
-        uses.pop("label", None)  # scores of pairs are not read
+        uses.pop("label", None)  # the loss does not use scores of pairs
         return uses
 
     def row_check(
         self, options: MultiVectorEncoding, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Return a check that a row's pair can be read, or that a row has a text."""
+        """Return a check that a row contains a valid pair, or a single text."""
         return _PAIRS.row_check(options.pairs, answered, columns)
 
     def row_form(self, options: MultiVectorEncoding, answered: bool) -> str:
-        """Describe a row with a pair of texts, or with a single text."""
+        """Describe a row that contains a pair of texts, or a single text."""
         if not answered:
             return _PAIRS.row_form(options.pairs, answered)
         query, positive = options.query_column or "query", options.positive_column or "positive"
@@ -107,7 +112,7 @@ class MultiVectorEncodingSpec(TaskSpec[MultiVectorEncoding]):
         )
 
     def metric_names(self, options: MultiVectorEncoding) -> tuple[str, ...]:
-        """Return the metrics of the search."""
+        """Return the names of the retrieval metrics."""
         return (*RETRIEVAL_METRICS, "recall_at_10", "recall_at_100")
 
     def contradictions(self, options: MultiVectorEncoding) -> Iterator[Contradiction]:
@@ -120,17 +125,17 @@ class MultiVectorEncodingSpec(TaskSpec[MultiVectorEncoding]):
             )
 
     def smooths_labels(self, options: MultiVectorEncoding) -> bool:
-        """Return False: there are no classes."""
+        """Return False, because there are no classes."""
         return False
 
     def compares_batch(self, options: MultiVectorEncoding) -> bool:
-        """Return True: the negatives of a query are in the whole batch."""
+        """Return True, because the other rows of the batch contain negatives of a query."""
         return True
 
     def reads_modules(self, options: MultiVectorEncoding) -> bool:
-        """Return True: the modules and prompts of the model are used."""
+        """Return True, because the training uses the modules and prompts in the model's folder."""
         return True
 
     def texts_of_a_sample(self, options: MultiVectorEncoding) -> int:
-        """Return the number of texts per row, without negative columns found by their names."""
+        """Return the number of texts per row, without negatives in columns detected by name."""
         return 2 + len(options.negative_columns)

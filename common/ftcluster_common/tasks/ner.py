@@ -1,4 +1,4 @@
-"""The task token-classification: the tag of each word, such as the entities of a text."""
+"""The task token-classification: predicting a tag for each word, as in NER."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ftcluster_common.data.tagged_words import OUTSIDE, TagCheck, TaggedColumns,
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Adapters, Contradiction, TaskSpec
 
-# f1_macro and f1_weighted are for plain tags, such as parts of speech
+# f1_macro and f1_weighted are metrics for plain tags, such as parts of speech
 ENTITY_METRICS = ("precision", "recall", "f1", "accuracy", "f1_macro", "f1_weighted", "loss")
 TOKENS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "ner", "tag")
@@ -22,25 +22,28 @@ TAGS = ("ner_tags", "tags", "labels", "ner", "tag")
 
 @dataclass(frozen=True)
 class TokenClassification(Adapters):
-    """Predicts the tag of each word: the entities of a text (NER), or parts of speech.
+    """Predicts a tag for each word, such as an entity (NER) or a part of speech.
 
-    A row has words with their tags, or a text with its entities as spans.
+    A row contains words and their tags, or a text and its entities as spans.
 
     Attributes:
-        tokens_column: column with lists of words. Default: found by its name.
-        tags_column: column with lists of tags, as names such as B-PER or as numbers. Default: found
-            by its name.
-        text_column: column with texts, if no column has words. Default: found by its name.
-        spans_column: column with lists of entities, each with start, end (in characters) and label.
-            Default: found by its name.
-        tag_names: names of tags that are numbers, if the data do not name them.
-        repair_tags: True to read invalid tag sequences as conlleval does; otherwise they are an
-            error.
-        label_all_tokens: True to train on all tokens of a word, False for the first one only.
-        max_length: tokens of a window. A longer row has several windows.
-        doc_stride: tokens that neighbouring windows of a row share.
-        validation_split_percentage: share in percent of the rows that become the validation set if
-            the data have none.
+        tokens_column: column with lists of words. Default: detected from the column names.
+        tags_column: column with lists of tags, which are names such as B-PER, or numbers. Default:
+            detected from the column names.
+        text_column: column with texts, used if no column contains words. Default: detected from the
+            column names.
+        spans_column: column with lists of entities. Each entity has start and end (character
+            positions) and label. Default: detected from the column names.
+        tag_names: names of the tags, if the tags are numbers and the data do not contain their
+            names.
+        repair_tags: True to interpret invalid tag sequences as conlleval does; otherwise, they are
+            an error.
+        label_all_tokens: True to train on all tokens of a word, False to train only on its first
+            token.
+        max_length: number of tokens in a window. A longer row is split into several windows.
+        doc_stride: number of tokens that consecutive windows of a row share.
+        validation_split_percentage: percentage of the rows to use as the validation set if the data
+            have none.
     """
 
     tokens_column: str | None = None
@@ -58,10 +61,10 @@ class TokenClassification(Adapters):
 def tagged_columns(
     options: TokenClassification, columns: Sequence[str], labelled: bool = True
 ) -> TaggedColumns:
-    """Return the requested columns, or columns with usual names.
+    """Return the columns that the options name, or columns with usual names.
 
     Args:
-        labelled: True to return the columns of tags or spans, which are then required.
+        labelled: True to require and return a column with tags or spans too.
 
     Raises:
         DataError: there are no such columns. The message lists the columns and shows how to name
@@ -102,7 +105,7 @@ def _tagging_problem(
 
 
 class TokenClassificationSpec(TaskSpec[TokenClassification]):
-    """The declaration of token classification."""
+    """The declaration of the task token-classification."""
 
     name = "token-classification"
     fields = TokenClassification
@@ -115,19 +118,19 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
     def columns(
         self, options: TokenClassification, columns: Sequence[str], answered: bool
     ) -> Columns:
-        """Find the columns with words and tags, or with texts and spans."""
+        """Return the columns with words and tags, or with texts and spans."""
         named = tagged_columns(options, columns, answered)._asdict()
         return {use: (name,) for use, name in named.items() if name}
 
     def row_check(
         self, options: TokenClassification, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Return a check that a row's tags follow the same scheme as all earlier rows."""
+        """Return a check that the tags of all rows follow the same scheme."""
         tagged = tagged_columns(options, columns, answered)
         return partial(_tagging_problem, options, tagged, TagCheck())
 
     def row_form(self, options: TokenClassification, answered: bool) -> str:
-        """Describe a row with words and tags, or with a text and spans."""
+        """Describe a row that contains words and tags, or a text and spans."""
         tokens, text = options.tokens_column or "tokens", options.text_column or "text"
         tags, spans = options.tags_column or "tags", options.spans_column or "spans"
         if not answered:
@@ -143,11 +146,11 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
         return True
 
     def metric_names(self, options: TokenClassification) -> tuple[str, ...]:
-        """Return the metrics of entities and of plain tags."""
+        """Return the names of the metrics for entities and for plain tags."""
         return ENTITY_METRICS
 
     def contradictions(self, options: TokenClassification) -> Iterator[Contradiction]:
-        """Yield errors for windows that are too short, and for two forms of rows at once."""
+        """Yield errors for windows that are too short, and for fields that mix two row formats."""
         if options.max_length <= options.doc_stride + SPECIAL_TOKENS:
             yield (
                 "doc_stride",
@@ -159,15 +162,15 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
             yield "text_column", "rows have either words (tokens_column) or a text"
 
     def has_classes(self, options: TokenClassification) -> bool:
-        """Return True: the classes are types of entities, or plain tags."""
+        """Return True, because entity types and plain tags are classes."""
         return True
 
     def labels_of(self, options: TokenClassification, uses: Columns, row: Row) -> list[Any]:
-        """Return the types of entities in a row, or its plain tags."""
+        """Return the entity types in a row, or its plain tags."""
         tagged_by = TaggedColumns(*("".join(uses.get(use, ())) for use in TaggedColumns._fields))
         try:
             tagged = read_tagged(row, tagged_by, options.tag_names)
-        except DataError:  # reading the rows later reports the error
+        except DataError:  # the error is reported when the rows are read
             return []
         kinds = {parts(tag)[1] for tag in tagged.tags if tag != OUTSIDE}
         return sorted(kinds | {kind for kind, _, _ in tagged.spans})

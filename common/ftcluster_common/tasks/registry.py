@@ -1,4 +1,4 @@
-"""The registry of tasks by their names in recipes."""
+"""The registry of all tasks, by their names in recipes."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ AnyTask = TaskSpec[Any]
 TASKS: dict[str, AnyTask] = {}
 _BY_FIELDS: dict[type[Options], AnyTask] = {}
 DEFAULT_TASK = TextClassificationSpec.name
-# order of the tasks in messages; other tasks follow
+# order of the tasks in messages; all tasks that are not in this list follow
 LISTED = (
     "text-classification", "token-classification", "question-answering", "causal-lm", "masked-lm",
     "sentence-similarity", "sparse-encoding", "multi-vector-encoding", "text-ranking",
@@ -32,10 +32,10 @@ LISTED = (
 
 
 def register(spec: AnyTask) -> None:
-    """Register a task, so that recipes can name it.
+    """Register a task, so that recipes can use it.
 
     Raises:
-        ValueError: another task has the same name or the same class of fields.
+        ValueError: another task with the same name or the same class of fields is registered.
     """
     if spec.name in TASKS:
         raise ValueError(f"there is a task {spec.name} already: choose another name")
@@ -49,36 +49,36 @@ def register(spec: AnyTask) -> None:
 
 
 def forget(spec: AnyTask) -> None:
-    """Remove a task, so that new recipes cannot name it; recipes read earlier keep it."""
+    """Remove a task. Recipes read later cannot use it; recipes read earlier still can."""
     if TASKS.get(spec.name) is spec:
         del TASKS[spec.name]
 
 
 def restore(spec: AnyTask) -> None:
-    """Register a task again after its removal.
+    """Register a task again after `forget` removed it.
 
     Raises:
-        ValueError: another task has the name now.
+        ValueError: another task with the same name has been registered since.
     """
     if TASKS.setdefault(spec.name, spec) is not spec:
         raise ValueError(f"there is a task {spec.name} already: choose another name")
 
 
 def spec_of(options: Options) -> AnyTask:
-    """Return the task whose class of fields these options have.
+    """Return the task that these options belong to, according to their class.
 
     Raises:
-        KeyError: no registered task has this class of fields.
+        KeyError: no registered task uses this class of fields.
     """
     return _BY_FIELDS[type(options)]
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names of all tasks in the order of messages."""
+    """Return the names of all tasks, in the order in which messages list them."""
     return (*LISTED, *(name for name in TASKS if name not in LISTED))
 
 
-# if several tasks have the same field, the last task's description is shown
+# If several tasks define the same field, the last task's description is shown.
 for _spec in (
     TextClassificationSpec(), QuestionAnsweringSpec(), CausalLmSpec(), SentenceSimilaritySpec(),
     TextRankingSpec(), InstructionTuningSpec(), PreferenceTuningSpec(),

@@ -1,4 +1,4 @@
-"""The task text-ranking: scoring how well a text answers a query (a cross-encoder)."""
+"""The task text-ranking: training cross-encoders that score how well a text answers a query."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,31 +21,33 @@ from ftcluster_common.data.row_checks import CheckRow, check_by_reading
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, TaskSpec
 
-LIST_LOSSES = ("listnet", "margin_mse")  # losses of all texts of a row
+LIST_LOSSES = ("listnet", "margin_mse")  # losses over all texts of a row
 
 
 @dataclass(frozen=True)
 class TextRanking(Adapters):
     """Scores how well a text answers a query; the model reads both together (a cross-encoder).
 
-    A row has a query with one of these: a text and its label; a list of texts and a list of labels;
-    a matching text and texts that do not match.
+    A row contains a query and one of the following: a text and its label; a list of texts and a
+    list of their labels; a text that matches the query and texts that do not.
 
     Attributes:
-        query_column: column with queries. Default: found by its name.
-        text_column: column with the text or the texts; with negatives, the text that belongs to the
-            query. Default: found by its name.
-        label_column: column with the label: 1 if the text belongs to the query, 0 if not, or a
-            number between; any numbers, such as a teacher's scores, for listnet and margin_mse.
-        negative_columns: columns with texts, or lists of texts, that do not belong to the query,
-            instead of a label. Default: all that are called negative, negatives, negative_1 and so
-            on.
-        loss: loss function. binary_cross_entropy reads each pair alone. The other two read all
-            texts of a row: listnet compares the distribution of their scores, and margin_mse the
-            differences between the score of the first text and the scores of the others.
-        max_length: maximum tokens of a query and its text together; longer pairs are cut.
-        validation_split_percentage: share in percent of the queries that become the validation set
-            if the data have none.
+        query_column: column with queries. Default: detected from the column names.
+        text_column: column with one text or a list of texts; if there are negatives, the column
+            with the text that matches the query. Default: detected from the column names.
+        label_column: column with the label of a text: 1 if the text matches the query, 0 if it does
+            not, or a number between 0 and 1. For listnet and margin_mse, labels can be any numbers,
+            such as the scores of a teacher.
+        negative_columns: columns with texts, or lists of texts, that do not match the query; they
+            replace labels. Default: all columns named negative, negatives, negative_1 and so on.
+        loss: loss function. binary_cross_entropy uses each pair on its own. listnet and margin_mse
+            use all texts of a row: listnet compares the distribution of their scores, and
+            margin_mse compares the differences between the score of the first text and the scores
+            of the others.
+        max_length: maximum number of tokens of a query and its text together; longer pairs are
+            truncated.
+        validation_split_percentage: percentage of the queries to use as the validation set if the
+            data have none.
     """
 
     query_column: str | None = None
@@ -58,11 +60,11 @@ class TextRanking(Adapters):
 
 
 class RankingColumns(NamedTuple):
-    """The columns of a query and a text, and the column of labels or of texts that do not match.
+    """The columns with queries and texts, and with labels or negatives.
 
     Attributes:
-        label: column with the label; "" if there are negatives.
-        any_number: True if labels may be any numbers, False for numbers from 0 to 1.
+        label: column with the label; "" if the data contain negatives instead.
+        any_number: True if labels may be any numbers, False if they must be between 0 and 1.
     """
 
     search: SearchColumns
@@ -76,7 +78,7 @@ def ranking_columns(
     """Return the columns with queries, texts, and labels or negatives.
 
     Args:
-        labelled: True to return the columns of the label or the negatives, which are then required.
+        labelled: True to require and return the columns with labels or negatives too.
 
     Raises:
         DataError: there are no such columns. The message lists the columns and shows how to name
@@ -104,7 +106,7 @@ def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str
     """Return a row's query, and its texts with their labels.
 
     Raises:
-        DataError: a column is missing, is not a text or a label, or is empty. The message names the
+        DataError: a column is missing or empty, or contains no text or label. The message names the
             column.
     """
     texts, labels = row.get(columns.search.positive), row.get(columns.label)
@@ -134,7 +136,7 @@ def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str
 
 
 class TextRankingSpec(TaskSpec[TextRanking]):
-    """The declaration of the training of a reranker."""
+    """The declaration of the task text-ranking."""
 
     name = "text-ranking"
     fields = TextRanking
@@ -148,7 +150,7 @@ class TextRankingSpec(TaskSpec[TextRanking]):
     adapter_type = "SEQ_CLS"
 
     def columns(self, options: TextRanking, columns: Sequence[str], answered: bool) -> Columns:
-        """Find the columns with query, text, and label or negatives."""
+        """Return the columns with queries, texts, and labels or negatives."""
         (query, text, negatives, *_), label, _ = ranking_columns(options, columns, answered)
         uses = {"query": (query,), "text": (text,), "negative": negatives}
         return {**uses, "label": (label,) if label else ()}
@@ -159,7 +161,7 @@ class TextRankingSpec(TaskSpec[TextRanking]):
         return check_by_reading(partial(ranked_texts, columns=pairs))
 
     def row_form(self, options: TextRanking, answered: bool) -> str:
-        """Describe a row with a query, a text, and a label or negatives."""
+        """Describe a row that contains a query, a text, and a label or negatives."""
         texts = f"{options.query_column or 'query'}, {options.text_column or 'text'}"
         label = (
             f" and either {options.label_column} (from 0 to 1) or negatives (texts that do not "
@@ -172,9 +174,9 @@ class TextRankingSpec(TaskSpec[TextRanking]):
         return True
 
     def metric_names(self, options: TextRanking) -> tuple[str, ...]:
-        """Return the metrics of a ranking and of each pair."""
+        """Return the names of the metrics for rankings and for single pairs."""
         return (*RETRIEVAL_METRICS, "accuracy", "loss")
 
     def smooths_labels(self, options: TextRanking) -> bool:
-        """Return False: labels are numbers."""
+        """Return False, because labels are numbers."""
         return False

@@ -1,6 +1,6 @@
-"""Counts probable mistakes in the classes of rows, and rows that an annotator rejected.
+"""Counts probable labelling mistakes, and rows that an annotator rejected.
 
-The control node and the hosts review rows with the same code. Standard library only.
+The control node and the hosts use this same code. Standard library only.
 """
 
 import re
@@ -26,8 +26,8 @@ NO_LABEL = frozenset(
      "missing", "unlabeled", "unlabelled", "unannotated", "tbd", "todo", "to do", "no label",
      "not labeled", "not labelled", "not annotated")
 )  # fmt: skip
-SEPARATORS = re.compile(r"[,;|]")  # separators of classes in one cell, if the parts recur
-ANY_SEPARATORS = re.compile(r"[,;|/+&]")  # separators of classes that other rows have alone
+SEPARATORS = re.compile(r"[,;|]")  # separate classes if the parts occur in other cells
+ANY_SEPARATORS = re.compile(r"[,;|/+&]")  # separate classes that also occur alone in other cells
 REJECTED = frozenset(
     ("reject", "rejected", "ignore", "ignored", "discard", "discarded", "skip", "skipped",
      "cancelled", "canceled")
@@ -47,9 +47,9 @@ class RowReview:
     """Counter of suspicious rows in a data set.
 
     Args:
-        options: the fields of the task.
-        uses: columns by use.
-        names: class names by number, if the data have them.
+        options: values of the task's fields.
+        uses: names of the columns, by use.
+        names: class names in the order of their numbers; empty if the data contain no names.
     """
 
     def __init__(self, options: Options, uses: Columns, names: Sequence[str] = ()) -> None:
@@ -68,14 +68,14 @@ class RowReview:
 
     @property
     def is_needed(self) -> bool:
-        """True if rows have classes or columns that the task ignores, or may be skipped."""
+        """True if rows contain classes or unread columns, or if the task may skip rows."""
         return bool(self._unread) or self._has_classes or self._skips
 
     def add(self, row: Row, place: str = "") -> bool:
-        """Count a row, and return False if the task skips it.
+        """Count a row, and return False if the task skips the row.
 
         Args:
-            place: file and line of the row, for the notes.
+            place: file and line of the row, which the notes show.
         """
         if reason := self._spec.skip_reason(self._options, self._uses, row):
             self._skipped[reason].add(place)
@@ -99,7 +99,7 @@ class RowReview:
             for label_text in labels
             if isinstance(label_text, str) and label_text != label_text.strip()
         }
-        self._padded.update(sorted(padded)[:1])  # count each row once
+        self._padded.update(sorted(padded)[:1])  # at most one per row, so that each row counts once
         repeated = sorted(word for word, count in Counter(class_names).items() if count > 1)
         self._repeated.update(repeated[:1])
         return True
@@ -110,7 +110,7 @@ class RowReview:
         return self._names[number] if 0 <= number < len(self._names) else word
 
     def notes(self, split: str) -> list[str]:
-        """Return a line for each kind of problem, with counts and the remedy."""
+        """Return one line for each kind of problem, with the number of rows and the remedy."""
         counts_by_class = self._classes
         kinds = [
             (
@@ -180,7 +180,7 @@ def _is_rejection(column: str, cell: Any) -> bool:
 
 
 def alike_names(counts: Mapping[str, int]) -> list[Counter[str]]:
-    """Return groups of class names that people read as the same name, with their row counts.
+    """Return groups of class names that look the same to a reader, with their row counts.
 
     >>> alike_names({"Good": 2, "good": 1, "bad": 4})
     [Counter({'Good': 2, 'good': 1})]
@@ -192,10 +192,10 @@ def alike_names(counts: Mapping[str, int]) -> list[Counter[str]]:
 
 
 def no_labels(names: Iterable[str]) -> list[str]:
-    """Return the class names that stand for a missing label.
+    """Return the class names that probably mean a missing label.
 
-    A name without letters and digits also counts, but only if other names have some: + and - may be
-    the classes.
+    If some names contain letters or digits, a name without any counts as missing too. If no name
+    does, names such as + and - may be real classes.
 
     >>> no_labels(["good", "N/A", "?"]), no_labels(["+", "-"])
     (['N/A', '?'], [])
@@ -218,12 +218,15 @@ def decimal_commas(names: Iterable[str]) -> list[str]:
 
 
 def _parts(separators: "re.Pattern[str]", name: str) -> list[str]:
-    """Split a name and strip its parts; a pattern that matches blanks would take quadratic time."""
+    """Split a name and strip its parts.
+
+    The pattern does not match blanks around separators, because that would take quadratic time.
+    """
     return [part.strip() for part in separators.split(name)]
 
 
 def combinations(names: Iterable[str]) -> list[str]:
-    """Return the names that combine the names of several classes.
+    """Return the names that are combinations of several class names.
 
     >>> combinations(["a", "b", "a, b", "toys, games", "and/or"])
     ['a, b']
@@ -254,13 +257,15 @@ def _rows(count: int) -> str:
 
 
 def _shown(counts: Counter[str]) -> str:
-    """Return the most frequent names with their counts; invisible characters are escaped."""
+    """Return the most frequent names with their counts, escaping invisible characters."""
     first = ", ".join(f"{quoted(name)} {count}" for name, count in counts.most_common(SHOWN))
     return first + (", ..." if len(counts) > SHOWN else "")
 
 
 def quoted(name: str) -> str:
-    """Return a name in quotes, with escapes if it has letters that look like others.
+    """Return a name in quotes, with escapes for all characters that are not ASCII.
+
+    The escapes show the difference between names that look the same.
 
     >>> print(quoted("good"), quoted("good\\u200b"))
     'good' 'good\\u200b'

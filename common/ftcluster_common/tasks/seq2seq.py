@@ -1,4 +1,4 @@
-"""The task seq2seq-lm: an encoder reads a source text and a decoder writes a target text."""
+"""The task seq2seq-lm: training encoder-decoders to turn a source text into a target text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,32 +24,36 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Seq2SeqLm(Adapters):
-    """Trains an encoder-decoder that reads a text and writes another, such as a summary.
+    """Trains an encoder-decoder that reads a text and generates another text, such as a summary.
 
-    The fields have the names of transformers' examples run_summarization and run_translation.
+    Fields are named as in transformers' examples run_summarization and run_translation.
 
     Attributes:
-        source_column: column with the texts to read. Default: found by its name.
-        target_column: column with the texts to write. Default: found by its name.
-        source_lang: source language: the key in cells with texts by language, as in WMT's `{"en":
-            "...", "de": "..."}`, or the name of its column.
-        target_lang: target language: its key or the name of its column.
-        source_prefix: text before each source, such as T5's `summarize: `.
-        max_source_length: maximum tokens of a source; longer ones are cut.
-        max_target_length: maximum tokens of a target; longer ones are cut.
-        predict_with_generate: False to measure only the loss in evaluations, without generating
-            texts and comparing them with the targets.
-        num_beams: number of beams in generation; 1 is greedy. Default: as in the model's
+        source_column: column with the source texts, which the encoder reads. Default: detected from
+            the column names.
+        target_column: column with the target texts, which the decoder learns to generate. Default:
+            detected from the column names.
+        source_lang: source language: a column name, or a key if each cell contains texts by
+            language, as in WMT's `{"en": "...", "de": "..."}`.
+        target_lang: target language: a column name or a key, like source_lang.
+        source_prefix: text that is put before each source, such as T5's `summarize: `.
+        max_source_length: maximum number of tokens of a source; longer sources are truncated.
+        max_target_length: maximum number of tokens of a target; longer targets are truncated.
+        predict_with_generate: False to measure only the loss in evaluations. By default,
+            evaluations also generate texts and compare them with the targets.
+        num_beams: number of beams for generation; 1 means greedy search. Default: the value in the
+            model's generation_config.json.
+        max_new_tokens: maximum number of tokens of a generated text. Default: max_target_length.
+        min_length: minimum tokens of a generated text, including the decoder's start token.
+            Default: the value in the model's generation_config.json.
+        no_repeat_ngram_size: length of token sequences that may occur only once in a generated
+            text; 0 allows every repetition. Default: the value in the model's
             generation_config.json.
-        max_new_tokens: maximum tokens of a generated text. Default: max_target_length.
-        min_length: minimum tokens of a generated text, including the decoder's first one. Default:
-            the value in the model's generation_config.json.
-        no_repeat_ngram_size: length of token sequences that a generated text never repeats; 0
-            allows every repetition. Default: the value in the model's generation_config.json.
-        reset_generation: True to drop the other generation settings of the model, such as forced
-            and suppressed tokens, also from the trained model's generation_config.json.
-        validation_split_percentage: share in percent of the rows that become the validation set if
-            the data have none.
+        reset_generation: True to discard the model's other generation settings, such as forced and
+            suppressed tokens. They are also removed from the trained model's
+            generation_config.json.
+        validation_split_percentage: percentage of the rows to use as the validation set if the data
+            have none.
     """
 
     source_column: str | None = None
@@ -79,7 +83,7 @@ def source_target_columns(
     """Return the columns with sources and targets.
 
     Args:
-        answered: True if targets are needed.
+        answered: True if the data must contain targets.
 
     Raises:
         DataError: there are no such columns. The message lists the columns and shows how to name
@@ -119,7 +123,7 @@ def _column_of(language: str, columns: Sequence[str]) -> str | None:
 
 
 class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
-    """The declaration of the training of an encoder-decoder."""
+    """The declaration of the task seq2seq-lm."""
 
     name = "seq2seq-lm"
     fields = Seq2SeqLm
@@ -137,7 +141,7 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
     set_fields = ("source_prefix",)
 
     def columns(self, options: Seq2SeqLm, columns: Sequence[str], answered: bool) -> Columns:
-        """Find the columns with source and target."""
+        """Return the columns with source and target texts."""
         both = source_target_columns(options, columns, answered)
         return {"source": (both.source,), "target": (both.target,) if both.target else ()}
 
@@ -147,7 +151,7 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
         return check_by_reading(partial(source_and_target, columns=both))
 
     def row_form(self, options: Seq2SeqLm, answered: bool) -> str:
-        """Describe a row with a source and a target text."""
+        """Describe a row that contains a source and a target text."""
         source, target = options.source_column or "source", options.target_column or "target"
         both = f", {target} (the text to write)" if answered else ""
         return (
@@ -160,11 +164,11 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
         return options.predict_with_generate
 
     def metric_names(self, options: Seq2SeqLm) -> tuple[str, ...]:
-        """Return the loss and, if evaluations generate texts, the metrics of these texts."""
+        """Return the loss and, if evaluations generate texts, the metrics for these texts."""
         return ("loss", *(WRITING_METRICS if options.predict_with_generate else ()))
 
     def contradictions(self, options: Seq2SeqLm) -> Iterator[Contradiction]:
-        """Yield an error for a translation with only one language."""
+        """Yield an error if only one language of a translation is set."""
         if bool(options.source_lang) != bool(options.target_lang):
             name = "target_lang" if options.source_lang else "source_lang"
             yield name, "a translation has two languages: source_lang and target_lang"
@@ -174,5 +178,5 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
         return options.max_target_length
 
     def pipeline_of(self, options: Mapping[str, Any]) -> str:
-        """Return the pipeline for translations if source_lang is set, else for summaries."""
+        """Return the pipeline for translation if source_lang is set, else for summarization."""
         return "translation" if options.get("source_lang") else self.pipeline

@@ -1,4 +1,4 @@
-"""The task sparse-encoding: vectors (SPLADE) with a weight for each token of the vocabulary."""
+"""The task sparse-encoding: training vectors with a weight per vocabulary token (SPLADE)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,36 +9,41 @@ from ftcluster_common.limits import limited
 from ftcluster_common.tasks.embed import SentenceSimilarity, SentenceSimilaritySpec
 from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Options, TaskSpec
 
-_PAIRS = SentenceSimilaritySpec()  # reads the same rows
+_PAIRS = SentenceSimilaritySpec()  # reads rows in the same format
 
 
 @dataclass(frozen=True)
 class SparseEncoding(Options):
     """Trains sparse vectors (SPLADE, Formal et al. 2021) for search engines with an inverted index.
 
-    A masked language model gives each token of a text a logit for each token of the vocabulary. The
-    text's vector is the largest log(1 + relu(logit)) over its tokens. The loss is
-    sentence-transformers' SpladeLoss with SparseMultipleNegativesRankingLoss; a query's negatives
-    are all texts of the batch, on all ranks, that do not belong to the query.
+    For each token of a text, a masked language model computes a logit for each token of the
+    vocabulary. Each element of the text's vector is the maximum of log(1 + relu(logit)) over the
+    text's tokens. The loss is sentence-transformers' SpladeLoss with
+    SparseMultipleNegativesRankingLoss. A query's negatives are all texts in the batch, on all
+    ranks, that do not belong to the query.
 
     Attributes:
-        query_column: column with queries. Default: found by its name.
-        positive_column: column with the text that belongs to the query. Default: found by its name.
-        negative_columns: columns with texts, or lists of texts, that do not belong to the query.
-            Default: all that are called negative, negatives, negative_1 and so on.
-        max_length: maximum tokens of a text; longer ones are cut.
-        query_prompt: text before each query. Default: the model's prompt for queries, else its
-            default prompt; `ftcluster predict` uses the default prompt alone.
-        text_prompt: text before each text that is not a query. Default: the model's prompt for
-            documents, else its default prompt.
-        scale: multiplier of the dot products, which is the inverse of the temperature.
-        query_regularizer_weight: weight of the FLOPS regularizer of queries, the sum of the squared
-            means of each vector element. A larger weight gives queries with fewer tokens.
-        document_regularizer_weight: weight of the same regularizer of all other texts.
-        regularizer_warmup_ratio: share of the steps in which both weights rise from 0, with the
-            square of the step.
-        validation_split_percentage: share in percent of the rows that become the validation set if
-            the data have none.
+        query_column: column with queries. Default: detected from the column names.
+        positive_column: column with the text that matches the query. Default: detected from the
+            column names.
+        negative_columns: columns with texts, or lists of texts, that do not match the query.
+            Default: all columns named negative, negatives, negative_1 and so on.
+        max_length: maximum number of tokens of a text; longer texts are truncated.
+        query_prompt: prompt that is put before each query. Default: the model's prompt for queries,
+            or its default prompt if it has no such prompt. `ftcluster predict` uses only the
+            default prompt.
+        text_prompt: prompt that is put before each text that is not a query. Default: the model's
+            prompt for documents, or its default prompt if it has no such prompt.
+        scale: factor by which dot products are multiplied: the inverse of the temperature.
+        query_regularizer_weight: weight of the FLOPS regularizer of queries: the mean of each
+            vector element is squared, and the squares are summed. With a larger weight, query
+            vectors contain fewer tokens.
+        document_regularizer_weight: weight of the same regularizer for all texts that are not
+            queries.
+        regularizer_warmup_ratio: fraction of the steps over which both regularizer weights rise
+            from 0, proportionally to the square of the step number.
+        validation_split_percentage: percentage of the rows to use as the validation set if the data
+            have none.
     """
 
     query_column: str | None = None
@@ -55,7 +60,7 @@ class SparseEncoding(Options):
 
     @property
     def pairs(self) -> SentenceSimilarity:
-        """The fields as fields of the task sentence-similarity, which reads the same rows."""
+        """The same settings as fields of sentence-similarity, a task that reads the same rows."""
         return SentenceSimilarity(
             query_column=self.query_column,
             positive_column=self.positive_column,
@@ -69,11 +74,11 @@ class SparseEncoding(Options):
         )
 
     def regularizer_share(self, step: int, steps: int) -> float:
-        """Return the share of the regularizer weights in a step: sentence-transformers' schedule.
+        """Return the factor of the regularizer weights in a step, as in sentence-transformers.
 
         Args:
             step: number of the step, counted from 1.
-            steps: number of steps of the training.
+            steps: total number of training steps.
 
         >>> [SparseEncoding().regularizer_share(step, 6) for step in (1, 2, 3, 6)]
         [0.0, 0.25, 1.0, 1.0]
@@ -85,7 +90,7 @@ class SparseEncoding(Options):
 
 
 class SparseEncodingSpec(TaskSpec[SparseEncoding]):
-    """The declaration of the training of sparse encoders."""
+    """The declaration of the task sparse-encoding."""
 
     name = "sparse-encoding"
     fields = SparseEncoding
@@ -100,19 +105,19 @@ class SparseEncodingSpec(TaskSpec[SparseEncoding]):
     )  # fmt: skip
 
     def columns(self, options: SparseEncoding, columns: Sequence[str], answered: bool) -> Columns:
-        """Find pairs of texts, or the single texts of a prediction."""
+        """Return the columns of pairs, or of single texts for predictions."""
         uses = dict(_PAIRS.columns(options.pairs, columns, answered))
-        uses.pop("label", None)  # scores of pairs are not read
+        uses.pop("label", None)  # the loss does not use scores of pairs
         return uses
 
     def row_check(
         self, options: SparseEncoding, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Return a check that a row's pair can be read, or that a row has a text."""
+        """Return a check that a row contains a valid pair, or a single text."""
         return _PAIRS.row_check(options.pairs, answered, columns)
 
     def row_form(self, options: SparseEncoding, answered: bool) -> str:
-        """Describe a row with a pair of texts, or with a single text."""
+        """Describe a row that contains a pair of texts, or a single text."""
         if not answered:
             return _PAIRS.row_form(options.pairs, answered)
         query, positive = options.query_column or "query", options.positive_column or "positive"
@@ -122,22 +127,22 @@ class SparseEncodingSpec(TaskSpec[SparseEncoding]):
         )
 
     def metric_names(self, options: SparseEncoding) -> tuple[str, ...]:
-        """Return the metrics of the search, and the mean numbers of tokens in a vector."""
+        """Return the names of retrieval metrics and of the mean number of tokens in a vector."""
         recalls = ("recall_at_10", "recall_at_100")
         return (*RETRIEVAL_METRICS, *recalls, "query_active_dims", "document_active_dims")
 
     def smooths_labels(self, options: SparseEncoding) -> bool:
-        """Return False: there are no classes."""
+        """Return False, because there are no classes."""
         return False
 
     def compares_batch(self, options: SparseEncoding) -> bool:
-        """Return True: the negatives of a query are in the whole batch."""
+        """Return True, because the other rows of the batch contain negatives of a query."""
         return True
 
     def reads_modules(self, options: SparseEncoding) -> bool:
-        """Return True: the prompts of a SPLADE model are used."""
+        """Return True, because the training uses the prompts of a SPLADE model."""
         return True
 
     def texts_of_a_sample(self, options: SparseEncoding) -> int:
-        """Return the number of texts per row, without negative columns found by their names."""
+        """Return the number of texts per row, without negatives in columns detected by name."""
         return 2 + len(options.negative_columns)

@@ -1,4 +1,4 @@
-"""The task question-answering: the answer to a question as a span of a context, as in SQuAD."""
+"""The task question-answering: finding the answer in a context, as in SQuAD."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,26 +32,30 @@ class QuestionAnswering(Adapters):
     """Finds the answer to a question as a span of a context, as in SQuAD.
 
     Attributes:
-        question_column: column with questions, or a column with a usual name.
-        context_column: column with the texts that hold the answers, or a column with a usual name.
-        answers_column: column with the answers, or a column with a usual name: objects with `text`
-            and `answer_start`, a list each; or texts, which are searched in the context.
-        repeated_answers: treatment of an answer without a position that the context has several
-            times: `refuse` the data, use the `first` place, or `skip` the row.
-        missing_answers: treatment of an answer without a position that the context does not have:
+        question_column: column with questions. Unless this field is set, a column with another
+            usual name may be used.
+        context_column: column with the texts that contain the answers. Unless this field is set, a
+            column with another usual name may be used.
+        answers_column: column with the answers: either objects with two lists, `text` and
+            `answer_start`, or strings that are searched for in the context. Unless this field is
+            set, a column with another usual name may be used.
+        repeated_answers: rule for an answer without a position that occurs several times in the
+            context: `refuse` the data, use the `first` occurrence, or `skip` the row.
+        missing_answers: rule for an answer without a position that does not occur in the context:
             `refuse` the data, or `skip` the row.
-        max_length: tokens of a window, which holds the question and a part of the context. A longer
-            context has several windows.
-        doc_stride: tokens that neighbouring windows of a context share.
-        max_query_length: maximum tokens of a question; longer ones are cut.
-        n_best_size: number of start and end candidates of a window that are combined.
-        max_answer_length: maximum tokens of a predicted answer.
-        version_2_with_negative: True if questions may have no answer, as in SQuAD 2.0; otherwise
+        max_length: number of tokens in a window, which contains the question and a part of the
+            context. A longer context is split into several windows.
+        doc_stride: number of tokens that consecutive windows of a context share.
+        max_query_length: maximum number of tokens of a question; longer questions are truncated.
+        n_best_size: number of start candidates and of end candidates that are combined into answers
+            for each window.
+        max_answer_length: maximum number of tokens of a predicted answer.
+        version_2_with_negative: True if questions may have no answer, as in SQuAD 2.0. Otherwise,
             training questions without an answer are skipped.
-        null_score_diff_threshold: margin by which the score of no answer must exceed the best
-            answer's score.
-        validation_split_percentage: share in percent of the rows that become the validation set if
-            the data have none.
+        null_score_diff_threshold: margin by which the score of predicting no answer must exceed the
+            score of the best answer.
+        validation_split_percentage: percentage of the rows to use as the validation set if the data
+            have none.
     """
 
     question_column: str = "question"
@@ -72,9 +76,9 @@ class QuestionAnswering(Adapters):
 def answering_columns(
     options: QuestionAnswering, columns: Sequence[str], answered: bool = True
 ) -> AnswerColumns:
-    """Return the columns with question and context, and with answers if they are needed.
+    """Return the columns with questions and contexts, and with answers if they are needed.
 
-    A column that the data lack keeps the name that the recipe has for it.
+    If the data lack a column, the result contains the name in the recipe.
     """
     question = named_column(options.question_column, QUESTIONS, columns)
     context = named_column(options.context_column, CONTEXTS, columns)
@@ -87,7 +91,7 @@ def answering_columns(
 
 
 def answers_of(row: Row, columns: AnswerColumns, options: QuestionAnswering) -> dict[str, Any]:
-    """Return the answers of a row, see `read_answers`.
+    """Return the answers in a row, as `read_answers` does.
 
     Raises:
         UnplacedAnswerError: the position of an answer cannot be found.
@@ -100,7 +104,7 @@ def answers_of(row: Row, columns: AnswerColumns, options: QuestionAnswering) -> 
 
 
 def skip_reason(row: Row, columns: AnswerColumns, options: QuestionAnswering) -> str:
-    """Return the reason why the options skip a row, or "".
+    """Return the reason why a row is skipped with these options, or "" if it is not skipped.
 
     Raises:
         DataError: the row is not valid.
@@ -116,7 +120,7 @@ def skip_reason(row: Row, columns: AnswerColumns, options: QuestionAnswering) ->
 
 
 class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
-    """The declaration of question answering."""
+    """The declaration of the task question-answering."""
 
     name = "question-answering"
     fields = QuestionAnswering
@@ -144,14 +148,14 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Return a check that a row's answers are at their places in the context."""
+        """Return a check that a row's answers occur at their positions in the context."""
         named = answering_columns(options, columns, answered)
         if named.answers not in columns:
             return partial(check_columns, [name for name in named if name], [])
         return check_by_reading(partial(skip_reason, columns=named, options=options))
 
     def row_form(self, options: QuestionAnswering, answered: bool) -> str:
-        """Describe a row with a question, a context and answers."""
+        """Describe a row that contains a question, a context and answers."""
         texts = f"{options.question_column}, {options.context_column} (text)"
         form = (
             '{"text": [...], "answer_start": [...]}, empty lists where there is no answer; or a '
@@ -165,24 +169,24 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
         return True
 
     def skip_reason(self, options: QuestionAnswering, uses: Columns, row: Row) -> str:
-        """Return the reason why an answer has no position, if such rows are skipped."""
+        """Return why an answer has no position, if the options skip such rows."""
         columns = AnswerColumns(
             **{use: "".join(uses.get(use, ())) for use in AnswerColumns._fields}
         )
         try:
             return skip_reason(row, columns, options) if columns.answers else ""
-        except DataError:  # reading the rows reports the error
+        except DataError:  # the error is reported when the rows are read
             return ""
 
     def metric_names(self, options: QuestionAnswering) -> tuple[str, ...]:
-        """Return the metrics of SQuAD 1.1 or 2.0."""
+        """Return the names of the metrics of SQuAD 1.1 or 2.0."""
         names: tuple[str, ...] = ("exact_match", "f1")
         if options.version_2_with_negative:
             names += ("HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1")
         return names
 
     def contradictions(self, options: QuestionAnswering) -> Iterator[Contradiction]:
-        """Yield errors for lengths that leave no room for a context, and an unused threshold."""
+        """Yield errors if lengths leave no room for a context, or if a threshold is unused."""
         if options.max_length <= options.max_query_length + options.doc_stride + SPECIAL_TOKENS:
             less = options.max_length // 4
             fits = 2 * less + SPECIAL_TOKENS < options.max_length
@@ -200,5 +204,5 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
             )
 
     def smooths_labels(self, options: QuestionAnswering) -> bool:
-        """Return False: the labels are positions in a text."""
+        """Return False, because the labels are positions in a text."""
         return False

@@ -1,4 +1,4 @@
-"""The task unpaired-preference-tuning, which trains decoders with thumbs up and thumbs down."""
+"""The task unpaired-preference-tuning: training decoders on thumbs up and thumbs down."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,24 +31,25 @@ from ftcluster_common.tasks.chat import (
 )
 from ftcluster_common.tasks.spec import Contradiction
 
-# usual names of columns that have true for liked answers
+# usual names of columns that contain true for liked answers
 LABELS = ("label", "thumbs_up", "liked", "feedback", "rating")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnpairedPreferenceTuning(Conversations):
-    """Trains a decoder with single answers that users liked or disliked (KTO).
+    """Trains a decoder on single answers that users liked or disliked (KTO).
 
-    A row has a conversation, or a prompt and its completion, and a label (Ethayarajh et al. 2024).
-    Fields and defaults are as in TRL's KTOTrainer.
+    The loss is that of Ethayarajh et al. 2024. A row contains a label, and either a conversation or
+    a prompt and its completion. Fields and defaults are the same as in TRL's KTOTrainer.
 
     Attributes:
-        label_column: column with true (or 1, up) for a liked answer and false (or 0, down) for
-            any other answer. Default: found by its name.
-        beta: strength of the penalty for moving away from the initial model.
+        label_column: column with true (also 1, up) for an answer that users liked and false (also
+            0, down) for any other answer. Default: detected from the column names.
+        beta: strength of the penalty for deviating from the initial model.
         desirable_weight: weight of the losses of liked answers.
-        undesirable_weight: weight of the losses of other answers.
-        disable_dropout: True to train without dropout, also of adapters, as in TRL.
+        undesirable_weight: weight of the losses of answers that users disliked.
+        disable_dropout: True to turn off dropout during training, including the dropout of
+            adapters, as in TRL.
     """
 
     label_column: str = "label"
@@ -59,7 +60,7 @@ class UnpairedPreferenceTuning(Conversations):
 
 
 def judged_columns(options: UnpairedPreferenceTuning, columns: Sequence[str]) -> JudgedColumns:
-    """Return the columns with conversations and with labels.
+    """Return the columns with conversations and labels.
 
     Raises:
         DataError: there are no such columns. The message lists the columns and shows how to name
@@ -75,7 +76,7 @@ def judged_columns(options: UnpairedPreferenceTuning, columns: Sequence[str]) ->
 
 
 def all_alike(where: str, count: int, liked: bool) -> tuple[str, str]:
-    """Return a message about a training set with answers of one kind, and advice."""
+    """Return an error message, and advice, for answers that are all liked or all disliked."""
     kind, other = ("liked", "disliked") if liked else ("disliked", "liked")
     advice = f"add rows with {other} answers"
     if liked:
@@ -84,7 +85,7 @@ def all_alike(where: str, count: int, liked: bool) -> tuple[str, str]:
 
 
 class UnpairedPreferenceTuningSpec(DecoderTuningSpec[UnpairedPreferenceTuning]):
-    """The declaration of unpaired preference tuning."""
+    """The declaration of the task unpaired-preference-tuning."""
 
     name = "unpaired-preference-tuning"
     fields = UnpairedPreferenceTuning
@@ -101,7 +102,7 @@ class UnpairedPreferenceTuningSpec(DecoderTuningSpec[UnpairedPreferenceTuning]):
         columns: Sequence[str],
         answered: bool,
     ) -> Columns:
-        """Find the columns with conversations and labels."""
+        """Return the columns with conversations and labels, by use."""
         judged = judged_columns(options, columns)
         return {**uses_of(judged.conversation, columns), "label": (judged.label,)}
 
@@ -120,7 +121,7 @@ class UnpairedPreferenceTuningSpec(DecoderTuningSpec[UnpairedPreferenceTuning]):
         return check_by_reading(read)
 
     def row_form(self, options: UnpairedPreferenceTuning, answered: bool) -> str:
-        """Describe a row with a conversation and a label."""
+        """Describe a row that contains a conversation and a label."""
         prompt = options.prompt_column or "prompt"
         pair = f"{prompt} and {options.completion_column or 'completion'}"
         label = f"and {options.label_column} (true or false)"
@@ -136,7 +137,7 @@ class UnpairedPreferenceTuningSpec(DecoderTuningSpec[UnpairedPreferenceTuning]):
         return ("loss", "kl", "margin", "chosen_reward", "rejected_reward")
 
     def contradictions(self, options: UnpairedPreferenceTuning) -> Iterator[Contradiction]:
-        """Yield an error for two forms of rows at once, and for messages without a template."""
+        """Yield errors if fields mix two row formats, or if messages have no chat template."""
         yield from two_forms(options)
         yield from super().contradictions(options)
 
@@ -159,7 +160,7 @@ class UnpairedPreferenceTuningSpec(DecoderTuningSpec[UnpairedPreferenceTuning]):
     def file_problems(
         self, options: UnpairedPreferenceTuning, files: Files, trains: bool
     ) -> list[str]:
-        """Return the problem of training files whose answers are all liked or all disliked."""
+        """Return a problem if the training files contain only liked or only disliked answers."""
         if not files or not trains or any(kind_of(file) == PARQUET for file in files):
             return []
         labels = [

@@ -1,4 +1,4 @@
-"""Low-rank adapters of a model (LoRA): adding, saving in peft's format, and merging.
+"""Low-rank adapters (LoRA): add them to a model, save them in peft's format, and merge them.
 
 GPT-2 uses transformers' Conv1D, which is a linear layer with a transposed weight.
 """
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHOWN = 12  # maximum number of problems that an error message lists
-ENDINGS = (*PARTS, MAGNITUDE)  # of the tensors of an adapter
+ENDINGS = (*PARTS, MAGNITUDE)  # last parts of the names of an adapter's tensors
 Layer: TypeAlias = nn.Linear | Conv1D
-THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
-TEMPERATURE = "calibration_temperature"  # configuration field with the divisor of the logits
-# fields that are saved along with a classifier's classes
+THRESHOLDS = "label_thresholds"  # configuration field: threshold of each class, by class name
+TEMPERATURE = "calibration_temperature"  # configuration field: divisor of the logits
+# configuration fields that are saved with the class names of a classifier
 OF_HEAD = ("problem_type", THRESHOLDS, TEMPERATURE)
 
 
@@ -61,7 +61,7 @@ def check_whole(folder: str) -> None:
     """Check that a folder contains a complete model, not only adapters.
 
     Raises:
-        TrainError: the folder has only adapters.
+        TrainError: the folder contains only adapters.
     """
     if has_only_adapters(Path(folder)):
         raise TrainError(
@@ -77,11 +77,12 @@ def trained_config(
 ) -> PretrainedConfig:
     """Return the configuration of a trained model.
 
-    For adapters, this is the configuration of the base model with the classes of the adapters.
+    For adapters, this is the configuration of the base model with the class names that were saved
+    with the adapters.
 
     Args:
-        model: folder of the model, or of the base model of adapters.
-        adapters: folder of the adapters, or "".
+        model: folder of the trained model; for adapters, folder of their base model.
+        adapters: folder of the adapters, or "" if the model has none.
 
     Raises:
         TrainError: the configuration cannot be loaded.
@@ -101,7 +102,11 @@ def trained_config(
 
 
 def head_fields(model: "PreTrainedModel") -> dict[str, Any]:
-    """Return a classifier's fields for `trained_config`; {} without adapters or without a head."""
+    """Return the fields of a classifier's head that `trained_config` needs to load its adapters.
+
+    Returns:
+        The fields by name; {} if the model has no adapters or no classifier head.
+    """
     config = model.config
     if not adapted_layers(model) or not whole_modules(model):
         return {}
@@ -113,13 +118,15 @@ def head_fields(model: "PreTrainedModel") -> dict[str, Any]:
 def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
     """Freeze a model and add adapters to its linear layers.
 
-    Matrix A is random as in peft, and matrix B is 0, so the model's outputs do not change yet.
-    Layers that were already frozen get no adapters. All weights of a classifier's head are trained,
-    see `whole_modules`.
+    As in peft, matrix A of each adapter starts at random and matrix B at 0, so the adapters do not
+    change the model's outputs before the first step. Layers that were already frozen get no
+    adapters. A classifier's head gets no adapters either: all its weights are trained, see
+    `whole_modules`.
 
     Args:
         model: model to change.
-        options: adapter settings. By default all linear layers except the last layer get adapters.
+        options: adapter settings. By default, all linear layers except the output layer get
+            adapters.
 
     Raises:
         TrainError: layers of `lora_target_modules` cannot have adapters, or some weights would
@@ -156,7 +163,7 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
 
 
 def check_targets(model_class: Any, config: PretrainedConfig, options: Adapters) -> None:
-    """Check that a model has the layers of `lora_target_modules`, without loading its weights.
+    """Check that the layers named in `lora_target_modules` can have adapters; load no weights.
 
     Args:
         model_class: transformers' AutoModelFor... class.
@@ -177,7 +184,8 @@ def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, La
     """Return the layers of a model that get adapters, by name.
 
     Raises:
-        TrainError: the model has no such layers, or a name in `lora_target_modules` matches none.
+        TrainError: the model has no layers that can have adapters, or a name in
+            `lora_target_modules` matches none of these layers.
     """
     whole, shared = whole_modules(model), _shared_weights(model)
     layers = {
@@ -217,7 +225,7 @@ def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, La
 
 
 def _why_no_adapters(model: "PreTrainedModel", target: str, whole: Sequence[str]) -> str:
-    """Return the reason why no layer that `target` matches can have adapters."""
+    """Return the reason why none of the layers that match `target` can have adapters."""
     named = [pair for pair in model.named_modules() if is_meant(pair[0], target)]
     if not named:
         return f"the model has no layer {target}"
@@ -238,7 +246,7 @@ def _why_no_adapters(model: "PreTrainedModel", target: str, whole: Sequence[str]
 
 
 def _shared_weights(model: "PreTrainedModel") -> set[nn.Parameter]:
-    """Return the parameters that several modules share."""
+    """Return the parameters that are shared by several modules."""
     parameters = (p for module in model.modules() for p in module.parameters(recurse=False))
     return {parameter for parameter, users in Counter(parameters).items() if users > 1}
 
@@ -247,7 +255,7 @@ def whole_modules(model: "PreTrainedModel") -> list[str]:
     """Return the names of a classifier's modules whose weights are all trained.
 
     These modules are the head, modules whose weights are missing in the checkpoint, and modules
-    that saved adapters replace. For other models the list is empty.
+    that saved adapters replace. The list is empty for models that are not classifiers.
     """
     base = model.base_model
     if base is model or model.get_output_embeddings() is not None:
@@ -298,14 +306,15 @@ def adapted_layers(model: "PreTrainedModel") -> dict[str, Layer]:
 def saved_parameters(model: "PreTrainedModel") -> list[nn.Parameter]:
     """Return the parameters that a checkpoint contains.
 
-    For a model with adapters these are the trained parameters, for other models all parameters.
+    A checkpoint of a model with adapters contains only the trained parameters. A checkpoint of any
+    other model contains all parameters.
     """
     adapted = bool(adapted_layers(model))
     return [p for p in model.parameters() if p.requires_grad or not adapted]
 
 
 def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> None:
-    """Write the adapters for `peft.PeftModel.from_pretrained`."""
+    """Write a model's adapters in the format that `peft.PeftModel.from_pretrained` reads."""
     options = recipe.adapters
     assert options
     layers = adapted_layers(model)
@@ -336,7 +345,10 @@ def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> Non
 
 
 def _targets(model: "PreTrainedModel", layers: dict[str, Layer]) -> list[str]:
-    """Return the names of adapted layers, shortened to their last parts if that is unambiguous."""
+    """Return the names of the layers with adapters, shortened to their last parts if possible.
+
+    The names are shortened only if no layer without adapters matches one of the short names.
+    """
     short = sorted({name.rpartition(".")[2] for name in layers})
     others = {name for name, _ in model.named_modules()} - layers.keys()
     if any(is_meant(name, target) for name in others for target in short):
@@ -345,7 +357,7 @@ def _targets(model: "PreTrainedModel", layers: dict[str, Layer]) -> list[str]:
 
 
 def trained_weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
-    """Return the weights that a checkpoint of the model contains, by tensor name."""
+    """Return the weights that a checkpoint of the model contains, by their names in the model."""
     weights: dict[str, torch.Tensor] = model.state_dict()
     if not adapted_layers(model):
         return weights
@@ -354,12 +366,12 @@ def trained_weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
 
 
 def _saved_name(name: str) -> str:
-    """Return the name of a tensor in peft's file."""
+    """Return the name that a tensor has in peft's adapter file."""
     return f"{PREFIX}{name}.weight" if name.endswith(PARTS) else f"{PREFIX}{name}"
 
 
 def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint in a folder, by the model's tensor names."""
+    """Read the weights of the checkpoint in `folder`, by their names in the model."""
     if adapted_layers(model):
         saved = load_file(folder / WEIGHTS)
         return {name: saved[_saved_name(name)] for name in trained_weights(model)}
@@ -370,7 +382,7 @@ def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Ten
 
 
 def adapter_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors in a folder of adapters, by their names in a model with adapters."""
+    """Return the tensors of saved adapters, by the names that they have in a model."""
     tensors = {}
     for saved, tensor in load_file(folder / WEIGHTS).items():
         layer, part = layer_and_part(saved)
@@ -379,10 +391,11 @@ def adapter_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def use_adapters(model: "PreTrainedModel", folder: Path, merge: bool = False) -> set[str]:
-    """Add a folder's adapters to their base model.
+    """Add the adapters saved in a folder to their base model.
 
     Returns:
-        The tensor names of the adapters, including base weights that the folder replaces.
+        The names of all tensors in the folder: those of the adapters, and those that replace
+        weights of the base model.
 
     Raises:
         TrainError: the adapters do not fit the model, or are not plain LoRA.
@@ -397,15 +410,17 @@ def use_adapters(model: "PreTrainedModel", folder: Path, merge: bool = False) ->
 def add_saved_adapters(
     model: "PreTrainedModel", folder: Path, merge: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Add a folder's adapters to the layers of a model, as peft would.
+    """Add the adapters saved in a folder to the layers of a model, as peft would.
 
-    A layer that already has an adapter is not changed, but only compared with the folder.
+    If a layer already has an adapter, the layer is not changed, but only compared with the saved
+    adapter.
 
     Args:
-        merge: True to add the adapters to the weights instead of to the layers' outputs.
+        merge: True to add the adapters to the weights; False to add their outputs to the outputs
+            of the layers.
 
     Returns:
-        The folder's tensors by their names in a model with adapters, and a list of problems.
+        The saved tensors, by the names that they have in a model, and a list of problems.
     """
     config = read_json(folder / CONFIG)
     if unlike := config_problems(config if isinstance(config, dict) else {}):
@@ -426,7 +441,8 @@ def add_saved_adapters(
         elif whole is None and _is_within(name, config.get("modules_to_save") or ()):
             problems.append(f"weight {name} is missing")
     targets = config["target_modules"]
-    # peft reads patterns and restricted lists in another way, so the file's tensors decide
+    # peft interprets patterns and restrictions differently, so the saved tensors decide which
+    # layers have adapters
     by_tensors = isinstance(targets, str) or any(config.get(name) for name in RESTRICTIONS)
     shared = _shared_weights(model) if merge else set()
     for name, layer in model.named_modules():
@@ -463,13 +479,13 @@ def add_saved_adapters(
 def _plus_adapter(
     adapter: Adapter, layer: Layer, inputs: tuple[torch.Tensor], output: torch.Tensor
 ) -> torch.Tensor:
-    """Return a linear layer's output plus its adapter's output; a forward hook."""
+    """Add an adapter's output to the output of its linear layer; used as a forward hook."""
     low = functional.linear(inputs[0].to(adapter.down.dtype), adapter.down)
     changed = output + adapter.scale * functional.linear(low, adapter.up)
     if adapter.magnitude is not None:
         bias = 0 if layer.bias is None else layer.bias
         changed = (changed - bias) * row_factors(matrix_of(layer), adapter) + bias
-    # the next layer may need bf16, and only training casts inputs automatically
+    # the next layer may need bf16 inputs, and inputs are cast automatically only in training
     return changed.to(output.dtype)
 
 
@@ -489,8 +505,8 @@ def _merge(layer: Layer, adapter: Adapter) -> None:
 def merge_adapters(model: "PreTrainedModel") -> None:
     """Add the adapters to the weights of their layers, and remove the adapters.
 
-    The sums are computed in fp32 and rounded to the dtype of the weights. Norms are converted to
-    that dtype too. Weights in NF4 are dequantized.
+    The sums are computed in fp32 and then rounded to the dtype of the weights. Norms are also
+    converted to this dtype. NF4 weights are dequantized.
     """
     merge_token_rows(model)
     dtype: Any = None

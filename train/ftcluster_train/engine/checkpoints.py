@@ -1,4 +1,4 @@
-"""Saved models: a folder that exists is complete, even after a crash."""
+"""Save models and checkpoints, so that every folder that exists is complete, even after a crash."""
 
 import json
 import shutil
@@ -36,17 +36,17 @@ from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import GROUP_READS, new_folder, remove, remove_leftovers
 
-MARGIN = 1.2  # factor on the size of the weights, for other files and file system overhead
-HOSTS = 2  # number of hosts that write each checkpoint, so that one host may be lost
+MARGIN = 1.2  # required space, relative to the weights, including other files and overhead
+HOSTS = 2  # number of hosts that write each checkpoint, so that one of them may fail
 
 
 class Checkpoints:
     """The checkpoints of a run.
 
-    One rank on each of two hosts writes every checkpoint, so hosts need not copy checkpoints.
+    One rank on each of two hosts writes every checkpoint, so that no host must copy it later.
 
     Args:
-        resumed: step after which this training resumes; later checkpoints are not used.
+        resumed: step after which this run resumes; checkpoints of later steps are not used.
         check: validator for the first checkpoint, or None for no check.
     """
 
@@ -144,7 +144,7 @@ class Checkpoints:
         If the recipe keeps only one checkpoint, this method removes all other checkpoints.
 
         Args:
-            model: model to change; in fp32 on the ranks that use the model.
+            model: model to load into; its weights must be in fp32 on the ranks that use it.
             folders: folders on this host that may contain the checkpoint.
 
         Returns:
@@ -200,7 +200,7 @@ def save_model(
 ) -> None:
     """Write model and tokenizer for `from_pretrained`.
 
-    `folder` appears when all its files are complete and synced.
+    `folder` gets its final name only after all its files are written and synced.
 
     Args:
         model: model in fp32.
@@ -228,7 +228,7 @@ def save_model(
             write_more(partial)
             for path in partial.rglob("*"):
                 if path.is_file():
-                    # only the user who runs the training may read the files of safetensors
+                    # safetensors makes its files readable only for their owner
                     path.chmod(0o666 & ~GROUP_READS)
     except (OSError, SafetensorError) as error:
         if "No space left" not in str(error):
@@ -240,12 +240,12 @@ def save_model(
 
 
 def _always(_: bool) -> bool:
-    """Return True, because two ranks save; transformers 5.23 would save only on rank 0."""
+    """Return True, so that both writing ranks save; transformers 5.23 would save only on rank 0."""
     return True
 
 
 def keep_newest(saved: Sequence[Path], limit: int, best: Path | None) -> list[Path]:
-    """Remove the oldest checkpoints beyond `limit`, and return the remaining ones.
+    """Remove the oldest checkpoints until at most `limit` are left, and return the others.
 
     The best and the newest checkpoint are never removed.
     """

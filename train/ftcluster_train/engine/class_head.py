@@ -1,4 +1,4 @@
-"""Initial output layers of classifiers whose pretrained model may have other classes."""
+"""Initial output layers of classifiers, if the pretrained model may have different classes."""
 
 import copy
 import re
@@ -31,9 +31,9 @@ class ClassHead:
     """The initial output layer of a classifier.
 
     Attributes:
-        rows: index of the pretrained row that each class of the training starts with; None for a
-            random row.
-        outputs: class names of the loaded model.
+        rows: index of the pretrained row that each class of the training data starts with; None
+            for a random row.
+        outputs: class names of the pretrained model.
         notice: notice for the user, or "".
     """
 
@@ -50,13 +50,13 @@ class ClassHead:
 def head_of(
     recipe: "Recipe", model: str, model_class: Any, settings: Mapping[str, Any], adapters: str = ""
 ) -> ClassHead | None:
-    """Return the initial output layer for a training; None if the model has no usable output layer.
+    """Return the initial output layer for training; None if the model has no usable output layer.
 
     Args:
         model: folder of the model.
         model_class: transformers' AutoModelFor... class.
-        settings: configuration fields of the training, including its class names.
-        adapters: folder of adapters that the training continues, or "".
+        settings: configuration fields for training, including the class names.
+        adapters: folder of the adapters from which training continues, or "".
     """
     if recipe.from_scratch or "id2label" not in settings:
         return None
@@ -81,7 +81,7 @@ def head_of(
 def _outputs_of_adapters(
     folder: Path, model_class: Any, config: PretrainedConfig, outputs: Sequence[str]
 ) -> Sequence[str]:
-    """Return the class names of the output layer that adapters replace; () if they replace none.
+    """Return the class names of the output layer saved with adapters; () if there is none.
 
     Args:
         config: configuration of the base model.
@@ -106,15 +106,15 @@ def _is_number(settings: Mapping[str, Any]) -> bool:
 def choose_rows(
     model: str, outputs: Sequence[str], names: Sequence[str], is_number: bool = False
 ) -> ClassHead:
-    """Return the rows of a trained output layer that a training's classes start with.
+    """Choose the row of a pretrained output layer with which each class starts.
 
-    Rows are matched by class name. They are matched by index if the model or the training has no
-    class names and both have the same number of classes.
+    Rows are matched by class name. If the model or the training data has no class names, and both
+    have the same number of classes, rows are matched by index.
 
     Args:
-        outputs: names of the model's classes.
-        names: names of the training's classes.
-        is_number: True if the training has one output for a number (regression) instead of classes.
+        outputs: class names of the pretrained model.
+        names: class names of the training data.
+        is_number: True for regression: one output is trained to predict a number, not classes.
 
     >>> choose_rows("m", ["health", "money", "sport"], ["money", "sport", "travel"]).rows
     (1, 2, None)
@@ -163,7 +163,7 @@ def settings_to_load(head: ClassHead | None, settings: Mapping[str, Any]) -> dic
     """Return the configuration fields for loading a model with its pretrained output layer."""
     if head is None or head.is_kept:
         return dict(settings)
-    # the model's classes may share a name, but only the number of classes matters for loading
+    # label2id may be incomplete if class names repeat, but loading needs only their number
     numbers = dict(enumerate(head.outputs))
     label2id = {name: number for number, name in numbers.items()}
     return {**settings, "id2label": numbers, "label2id": label2id, "problem_type": None}
@@ -172,11 +172,11 @@ def settings_to_load(head: ClassHead | None, settings: Mapping[str, Any]) -> dic
 def begin_head(
     model: "PreTrainedModel", head: ClassHead | None, model_class: Any, config: PretrainedConfig
 ) -> None:
-    """Replace a loaded model's output layer by the initial output layer of a training.
+    """Replace a loaded model's output layer with the initial output layer for training.
 
     Args:
         model: model that was loaded with `settings_to_load`.
-        config: configuration of the training.
+        config: configuration of the model to train.
 
     Raises:
         TrainError: weights outside the output layer do not fit, or the layer cannot be replaced.
@@ -234,7 +234,7 @@ def output_weights(model_class: Any, config: PretrainedConfig) -> set[str]:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _replace(model: "PreTrainedModel", path: str, rows: Sequence[int | None]) -> None:
-    """Replace a linear layer by a layer that keeps some of its rows and has new random rows.
+    """Replace a linear layer with a layer that keeps some of its rows; all other rows are random.
 
     Args:
         path: name of the layer in the model.

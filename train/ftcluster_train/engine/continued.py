@@ -1,4 +1,4 @@
-"""Start a training from saved low-rank adapters, which peft or ftcluster has written."""
+"""Start training from low-rank adapters that were saved by peft or ftcluster."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -43,7 +43,7 @@ OTHER_BASE = "name the model that they were trained with: adapter_base=DIR, or O
 def check_continued(
     recipe: Recipe, folder: Path, model_class: Any, config: PretrainedConfig
 ) -> None:
-    """Check, without weights, that a training can continue saved adapters.
+    """Check that training can continue saved adapters, without loading the model's weights.
 
     Args:
         folder: folder of the adapters.
@@ -88,11 +88,12 @@ def check_continued(
 
 
 def _settings_of(recipe: Recipe, saved: SavedAdapters) -> dict[str, Any]:
-    """Return a recipe's settings of adapters, to compare them with saved adapters.
+    """Return a recipe's adapter settings, to compare them with the settings of saved adapters.
 
-    The control node completes a recipe whose model is a folder. For adapters on the Hub, fields
-    may have their defaults: a default for lora_alpha depends on lora_r, and a default for
-    lora_target_modules depends on the model, so `check_continued` compares the layers.
+    If the recipe's model is a folder, the control node has filled in all adapter settings. For
+    adapters on the Hub, settings may still have their defaults. The default of lora_alpha depends
+    on lora_r. The default of lora_target_modules depends on the model, so `check_continued`
+    compares the layers instead.
     """
     adapters = recipe.adapters
     if not adapters:
@@ -105,7 +106,7 @@ def _settings_of(recipe: Recipe, saved: SavedAdapters) -> dict[str, Any]:
 
 
 def _unfit_layers(model: "PreTrainedModel", saved: SavedAdapters) -> list[str]:
-    """Return problems of adapters that belong to no layer of a model, or to a smaller one."""
+    """Return the problems of adapters that match no layer of a model or have other sizes."""
     sizes = {name: sizes_of(layer) for name, layer in linear_layers(model).items()}
     problems = []
     for name, size in saved.layers.items():
@@ -129,12 +130,12 @@ def _refuse(problems: Sequence[str], folder: Path, base: str) -> None:
 
 
 def begin_with_adapters(model: "PreTrainedModel", folder: Path, merge: bool) -> None:
-    """Give a loaded base model the weights that adapters replace, such as a classifier's head.
+    """Load the weights that adapters replace in a base model, such as a classifier's head.
 
     `load_adapters` continues the adapters themselves.
 
     Args:
-        merge: True to add the adapters to the weights, for a training of all weights.
+        merge: True to add the adapters to the weights, because training changes all weights.
 
     Raises:
         TrainError: the adapters belong to another model.
@@ -171,7 +172,7 @@ def _token_rows(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def load_adapters(model: "PreTrainedModel", folder: Path) -> None:
-    """Give the new adapters of a model the values of saved adapters.
+    """Load the values of saved adapters into the new adapters of a model.
 
     Raises:
         TrainError: the adapters belong to other layers, or have other shapes.

@@ -1,4 +1,4 @@
-"""The report on a run's data, which the user can check before the training."""
+"""The report on a run's data, which the user can check before training starts."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,9 +13,9 @@ from ftcluster_train.engine.tasks.base import Document, Task
 
 SHOWN = 3  # number of samples that the report shows
 MOST_CLASSES = 100
-FEWEST_CLASSES = 8  # minimum for the number of classes that a report shows of each set
-# The whole report is one event. Programs that need only a run's latest events read the last 64 kB,
-# so the report must be shorter.
+FEWEST_CLASSES = 8  # number of classes that a report shows at least, if a set has as many
+# The whole report is one event. It must be shorter than 64 kB, because programs that need only the
+# latest events of a run read the last 64 kB.
 MOST_CHARACTERS = 1200  # maximum number of characters of a sample
 MOST_PARTS = 12
 
@@ -24,8 +24,8 @@ def describe(task: Task, folder: Path, earlier: Iterable[int] = ()) -> dict[str,
     """Return the report on the token samples in a folder.
 
     This function also writes the hashes of the training rows into the folder, see `trained_model`.
-    A document is a token sequence that the model reads. Several documents may be packed into a
-    sample.
+    A document is a token sequence that the model reads as a whole. Several documents may be packed
+    into one sample.
 
     Args:
         earlier: hashes of the rows that the model was already trained on.
@@ -34,20 +34,20 @@ def describe(task: Task, folder: Path, earlier: Iterable[int] = ()) -> dict[str,
         A dictionary with three fields:
         - `columns`: column names by their purpose.
         - `sets`: a dictionary for each set, see below.
-        - `samples`: the first samples, each a list of documents with a `label` and `parts`. A part
-          is a text, with True if the text is a target.
+        - `samples`: the first samples. Each is a list of documents with a `label` and `parts`. Each
+          part is a pair: its text, and True if the model is trained to predict this text.
 
         The fields of a set are:
         - `set`: its name.
-        - `rows`, `samples` and `documents`: their numbers; `rows` is null if it is unknown.
-        - `median` and `longest`: lengths of documents in tokens.
-        - `limit`: maximum number of tokens.
+        - `rows`, `samples` and `documents`: number of each; `rows` is null if it is unknown.
+        - `median` and `longest`: median and maximum length of the documents, in tokens.
+        - `limit`: maximum number of tokens in a document.
         - `cut`: number of truncated texts.
         - `left_out`: number of skipped rows.
         - `class_count` and `classes`: number of classes, and the most frequent classes.
         - `columns`: the columns of a training set by their purpose, if there are several data sets.
-        - `duplicates`: for a validation set, the number of its documents that are also training
-          data of this or an earlier training; null if unknown.
+        - `duplicates`: for a validation set, the number of its documents on which this or an
+          earlier run trains the model; null if unknown.
     """
     found = {path.name: Samples(path) for path in sorted(folder.iterdir()) if path.is_dir()}
     order = [data_set.name for data_set in task.recipe.data_sets]
@@ -83,7 +83,7 @@ def describe(task: Task, folder: Path, earlier: Iterable[int] = ()) -> dict[str,
 def _samples(
     task: Task, found: Mapping[str, Samples], name: str, several: bool
 ) -> list[list[dict[str, Any]]]:
-    """Return the first samples of a set; with several data sets, one short sample with its set."""
+    """Return the first samples of a set; if there are several data sets, only one short sample."""
     if not several:
         return _shown(task, found[name], SHOWN, MOST_CHARACTERS)
     shown = _shown(task, found[name], 1, MOST_CHARACTERS // len(found))
@@ -96,7 +96,8 @@ def _set(
     """Return the report on one set.
 
     Args:
-        known: hashes of training documents, to which this function adds those of a training set.
+        known: hashes of training documents; if the set is a training set, this function adds the
+            hashes of its documents.
     """
     about, duplicates, trains = samples.about, 0, is_train(name)
     lengths: Counter[int] = Counter()  # number of documents of each length
@@ -129,10 +130,10 @@ def _set(
 
 
 def _median(counts: Mapping[int, int]) -> float:
-    """Return the median of numbers.
+    """Return the median of numbers that are given by their counts.
 
     Args:
-        counts: number of occurrences of each number.
+        counts: number of occurrences, by number.
     """
     total, below = sum(counts.values()), 0
     middle: list[int] = []  # the two numbers in the middle, which may be equal
@@ -169,6 +170,6 @@ def _document(task: Task, document: Document, most: int) -> dict[str, Any]:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Return a text with at most `most` characters; a longer text loses its middle."""
+    """Return `text` with at most `most` characters; the middle of a longer text is removed."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"

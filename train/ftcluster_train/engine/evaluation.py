@@ -1,4 +1,4 @@
-"""Evaluation and prediction: each rank computes a part, and then all ranks share their results."""
+"""Evaluate or predict: each rank processes a part of the samples, then all ranks share results."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from ftcluster_train.io.fsync import new_folder, write_atomically
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.patching.batch_context import BatchContext
 
-PREDICTIONS = "predictions"  # name of the folder, and of the file in it without its suffix
+PREDICTIONS = "predictions"  # name of the folder, and of the file in this folder without suffix
 
 
 class Scores(NamedTuple):
@@ -33,9 +33,9 @@ class Scores(NamedTuple):
 
     Attributes:
         metrics: metrics by name.
-        classes: `ClassReport` of each set as JSON; empty unless the task is a classification.
-        texts: first generated texts of each set; empty unless the task generates texts, see
-            `Task.texts`.
+        classes: `ClassReport` of each set as JSON; empty unless the task classifies.
+        texts: first generated texts for each set, see `Task.texts`; empty unless the task
+            generates text.
     """
 
     metrics: dict[str, float]
@@ -54,17 +54,18 @@ def evaluate(
 ) -> Scores:
     """Evaluate a model on all validation sets, and return the same scores on every rank.
 
-    With several sets, the name of each metric ends with the name of its set: the accuracy of
-    `validation_matched` is `accuracy_matched`. If the recipe has several data sets, `accuracy` is
-    the mean over the sets with this metric, weighted by their numbers of samples.
+    If there are several sets, the name of each metric ends with the name of its set: for example,
+    `accuracy_matched` for the set `validation_matched`. If the recipe has several data sets,
+    `accuracy` is also reported: the mean over all sets with this metric, weighted by their numbers
+    of samples.
 
-    During a training, settings such as thresholds are tuned on one set and used for all sets. They
-    are tuned on the set of `metric_for_best_model`, by default on the first set. If the recipe has
-    several data sets, they are tuned on all sets together.
+    If the job trains, settings such as thresholds are tuned on one set and used for all sets. They
+    are tuned on the set that `metric_for_best_model` names, by default on the first set. If the
+    recipe has several data sets, they are tuned on all sets together.
 
     Args:
         context: batch context, see `predict`.
-        fits: False to use the settings as they are, as for a test set.
+        fits: False to use such settings as they are, without tuning; for test sets.
     """
     metrics, classes, texts = {}, {}, {}
     doubts: list[str] = []
@@ -106,8 +107,8 @@ def mean_metrics(
 ) -> dict[str, float]:
     """Return the mean of each metric over the sets that have this metric.
 
-    The mean is weighted by the sets' numbers of samples; for the loss, by the numbers of values in
-    `loss_column`. A perplexity is computed from the mean loss.
+    Each set is weighted by its number of samples; for the loss, by its number of values in
+    `loss_column` instead. The mean perplexity is computed from the mean loss.
     """
     samples = {name: len(sets[name]) for name in of_sets}
     values = {name: sum(sets[name].lengths(loss_column)) for name in of_sets if loss_column}
@@ -130,7 +131,7 @@ def evaluate_tests(
     task: Task, model: PreTrainedModel, test_sets: Mapping[str, Samples], world: World, bf16: bool,
     context: BatchContext | None,
 ) -> Scores:  # fmt: skip
-    """Evaluate a trained model on the test sets; the metrics' names begin with `test_`.
+    """Evaluate a trained model on the test sets; the names of the metrics begin with `test_`.
 
     Settings such as thresholds are not tuned on these sets.
     """
@@ -142,11 +143,11 @@ def evaluate_tests(
 
 
 class Evaluator:
-    """Evaluates a model during its training.
+    """Evaluates a model while it is trained.
 
     Args:
-        optimizer: optimizer of the training; before an evaluation, its pending gathers must be
-            complete.
+        optimizer: optimizer that trains the model; an evaluation first waits for its pending
+            gathers.
         bf16: True if the model computes in bf16.
     """
 
@@ -161,8 +162,8 @@ class Evaluator:
     def compute_reference(self, job: Job, sets: Sequence[Samples]) -> None:
         """Pass the task the predictions of its reference model: a teacher, or the untrained model.
 
-        The predictions are computed once and saved in the run's folder on each host. A restart of
-        this run, or a run that resumes this training, reuses the file.
+        The predictions are computed once and saved in the run's folder on each host. If this run
+        restarts, or another run resumes it, the saved predictions are reused.
         """
         other, key = self._task.reference_model, self._task.reference_key
         for samples in sets:
@@ -186,9 +187,9 @@ class Evaluator:
         self._task.reference_model = None  # frees its memory
 
     def evaluate(self, sets: Mapping[str, Samples], step: int, epoch: float) -> Scores:
-        """Evaluate after a step, and log and return the scores.
+        """Evaluate after step `step`, log the scores and return them.
 
-        Afterwards the model is in training mode again.
+        When this method returns, the model is in training mode again.
         """
         self._pending.wait()
         began = time.perf_counter()
@@ -221,7 +222,7 @@ def run_on_sets(
 ) -> dict[str, Any]:
     """Evaluate or predict, depending on the job, and return the fields of the event `result`.
 
-    Predictions are written as JSON lines into the run's folder on the head. Each line is a row with
+    Predictions are written as JSON lines into the run's folder on the head. Each line has a row and
     its prediction.
     """
     started = time.perf_counter()
@@ -250,7 +251,7 @@ def write_predictions(rows: Path, answers: list[dict[str, Any]], folder: Path) -
 
     Args:
         rows: JSON lines file with the rows to predict.
-        answers: fields to add to each row.
+        answers: fields to add, for each row.
         folder: new folder.
     """
     with (

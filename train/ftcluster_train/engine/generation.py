@@ -1,4 +1,4 @@
-"""Text generation: answers to prompts, and sample answers next to reference answers."""
+"""Generate text: answers to prompts, and sample answers to compare with reference answers."""
 
 import json
 import os
@@ -32,14 +32,14 @@ from ftcluster_train.errors import TrainError, TrainingStopped, first_line
 
 SAMPLES, SAMPLE_TOKENS = 3, 64
 SHOWN_CHARACTERS = 600
-# file in the run's folder with the prompts that the user types; the line `null` ends the session
+# file in the run's folder to which the user's prompts are added; the line `null` ends the session
 PROMPTS = "prompts.jsonl"
-SESSION_SECONDS = 60.0  # a session ends after this time without a new (possibly empty) line
+SESSION_SECONDS = 60.0  # a session ends after this time without a new line; the line may be empty
 PAUSE_SECONDS = 0.1
 
 
 class _Pieces(TextStreamer):  # type: ignore[misc]
-    """Passes on whole words during generation; raises an error if a stop is requested."""
+    """Forwards whole words during generation, and raises an error if a stop is requested."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, take: Callable[[str], None],
@@ -109,7 +109,7 @@ def _prompts(job: Job, stop_asked: Callable[[], bool]) -> Iterator[str]:
 def _typed(path: Path, stop_asked: Callable[[], bool]) -> Iterator[str]:
     """Yield each prompt that is added to a file.
 
-    The session ends at the line null, or after SESSION_SECONDS without a new line.
+    The session ends at the line `null`, or after SESSION_SECONDS without a new line.
     """
     with path.open("rb") as file:
         latest = time.monotonic()
@@ -148,7 +148,7 @@ def read_prompt(line: bytes) -> str | None:
 def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Load a language model.
 
-    For a folder with adapters, load their base model and add the adapters.
+    If the folder contains adapters, load their base model and add the adapters.
 
     Raises:
         TrainError: the model, or the base model of the adapters, cannot be loaded.
@@ -165,7 +165,7 @@ def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedMod
         use_adapters(model, Path(folder))
         if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
             ends = GenerationConfig.from_pretrained(folder).eos_token_id
-            if ends is not None:  # adapters that another program saved may lack this field
+            if ends is not None:  # adapters saved by other programs may lack this field
                 model.generation_config.eos_token_id = ends
         return model.eval()
     except TrainError:
@@ -201,13 +201,13 @@ def answer_of(
     model: PreTrainedModel, ids: Sequence[int], asked: Mapping[str, Any],
     streamer: TextStreamer | None = None,
 ) -> list[int]:  # fmt: skip
-    """Return the token ids that the model generates after the token ids `ids`.
+    """Return the token ids that the model generates to continue `ids`.
 
-    The answer ends at the latest where the model's positions end.
+    The answer never extends beyond the last position of the model.
 
     Args:
-        asked: generation settings: `max_new_tokens`, `temperature` (0 for the most probable token)
-            and `top_p`.
+        asked: generation settings: `max_new_tokens`, `temperature` (0 always takes the most
+            probable token) and `top_p`.
 
     Raises:
         TrainError: the model has fewer positions than `ids` has tokens.
@@ -235,7 +235,7 @@ def answer_of(
 def samples_beside_references(
     task: Task, model: PreTrainedModel, samples: Samples
 ) -> list[list[str]]:
-    """Return the prompt, reference answer and generated answer of the first rows of a set.
+    """Return the prompt, reference answer and generated answer for the first rows of a set.
 
     Decoding is greedy, so the same model always generates the same texts.
     """

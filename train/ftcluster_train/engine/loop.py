@@ -1,8 +1,8 @@
 """The data-parallel training loop: in each step, each rank trains on its share of the batch.
 
-`train` calls the phases, which are methods of `_Loop`. After the setup, each step has these phases:
-read a batch, run forward and backward passes and the optimizer (`ftcluster_train.engine.step`),
-log, evaluate, save.
+The phases are methods of `_Loop`, which `train` calls. After the setup, each step reads a batch,
+runs forward and backward passes and the optimizer (`ftcluster_train.engine.step`), logs its
+results, and evaluates and saves the model if this is due.
 
 Tasks (batches, losses, metrics) are in `ftcluster_train.engine.tasks`. Faster versions of torch
 functions are in `ftcluster_kernels`.
@@ -54,19 +54,19 @@ from ftcluster_train.patching.patch_model import (
 
 ALL_OPTIMIZATIONS = Optimizations()
 NO_SETS: Mapping[str, Samples] = {}
-SHOWN_SAMPLES = 8  # maximum number of samples to list if a batch's loss is NaN
+SHOWN_SAMPLES = 8  # maximum number of samples that the error about a NaN loss lists
 
 
 @dataclass(frozen=True)
 class LoopResult:
-    """The results of a training.
+    """The results of a training run.
 
     Attributes:
-        metrics: metrics of the last evaluation; metrics of the best evaluation if the best model is
-            loaded at the end. The metrics of the test sets begin with `test_`.
-        classes: class reports of the same evaluation, see `Scores`.
+        metrics: metrics of the last evaluation, by name; if the best model is loaded at the end,
+            metrics of the best evaluation. The names of test metrics begin with `test_`.
+        classes: class reports of the evaluation that `metrics` comes from, see `Scores`.
         train_seconds: training time in seconds, without evaluations and checkpoints.
-        step: step after which the returned model was saved.
+        step: number of optimizer steps that the returned model was trained for.
     """
 
     metrics: dict[str, float]
@@ -87,11 +87,11 @@ def train(
 
     Args:
         model: model in fp32.
-        optimizations: optimizations to use; only measurements disable any of them.
-        stop_asked: function that returns True if this rank was asked to stop. If any rank was asked
-            to stop, all ranks stop after the current step.
+        optimizations: optimizations to use; all are enabled, except in measurements.
+        stop_asked: function that returns True once this rank was asked to stop. If any rank was
+            asked, all ranks stop after the current step.
         check: validator for the first checkpoint that this rank writes, or None for no check.
-        sizes: number of training samples of each data set; may be empty for a single data set.
+        sizes: number of training samples in each data set; may be empty for a single data set.
         test_sets: sets that are evaluated once, with the model that is returned.
 
     Raises:
@@ -113,13 +113,13 @@ def train(
 
 
 class _Loop:
-    """The parts and phases of a training; `train` calls the phases.
+    """The parts and phases of a training run; `train` calls the phases.
 
-    For the arguments see `train`.
+    The arguments are those of `train`.
 
     Attributes:
         batches: sample indices of each step, the same on every rank.
-        state: progress of the training. A resumed training does not begin at step 0.
+        state: progress of the run; a resumed run does not begin at step 0.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class _Loop:
         self._learning_rate, self._pausing, self._stopping = 0.0, False, False
 
     def _patch(self, optimizations: Optimizations) -> KernelMode:
-        """Patch the model; return the mode that makes torch functions use our kernels."""
+        """Patch the model, and return the mode in which torch functions use our kernels."""
         if self._task.disables_dropout:
             disable_dropout(self._model)
         if self._job.ipex:  # IPEX's linear layers do not call torch's function
@@ -178,7 +178,7 @@ class _Loop:
             set_step(self._schedule, self.state.step)
         self._checkpoints = Checkpoints(job, self.state.step, world, self._log, check)
         self._first_step, self._seconds_before = self.state.step + 1, self.state.seconds
-        self._compared = False  # True once the ranks were compared after weights changed
+        self._compared = False  # True once the ranks have been compared after an update
         self._task.use_scores(self.state.classes)
 
     def evaluate_at_start(self) -> None:
@@ -189,7 +189,7 @@ class _Loop:
         self._model.train()
 
     def take_step(self, step: int, indices: Sequence[int]) -> None:
-        """Train on a batch, and log the step; after the first update also compare the ranks.
+        """Train on a batch and log the step; after the first update, also compare the ranks.
 
         Raises:
             TrainError: the loss is not finite, or the ranks have diverged.
@@ -227,9 +227,9 @@ class _Loop:
             self._log.notice(notice)
 
     def _fail(self, step: int, done: StepResult, batch: StepBatch) -> NoReturn:
-        """Save the model, and raise an error because loss or gradients are not finite.
+        """Save the model, and raise an error because the loss or the gradients are not finite.
 
-        The failed step has not changed the weights. In the first step no model is saved.
+        The failed step has not changed the weights. If the first step fails, no model is saved.
         """
         saved = None
         if step > self._first_step:
@@ -245,7 +245,7 @@ class _Loop:
             check_equal_weights(self._optimizer, step, self._log)
 
     def evaluate_and_save(self) -> bool:
-        """Evaluate and save if due after this step; return True to end the training early.
+        """Evaluate and save if due after this step; return True to end the run early.
 
         Raises:
             TrainingStopped: a rank was asked to stop; the state is saved.
@@ -290,7 +290,7 @@ class _Loop:
             self._snapshots.take(self._optimizer, self.state)
 
     def finish(self) -> tuple[LoopResult, PreTrainedModel]:
-        """Finish the training; return its results, and the last or best model.
+        """Finish the run, and return its results and its last or best model.
 
         Raises:
             TrainError: the ranks have diverged.
@@ -317,8 +317,8 @@ class _Loop:
     def _test(self, trained: PreTrainedModel) -> Scores:
         """Evaluate the detached model on the test sets; every rank must call this method.
 
-        Rank 0 has the weights in fp32. The other ranks still have those of the training's dtype, so
-        that a test set needs no more memory than a validation set.
+        Rank 0 evaluates fp32 weights. The other ranks evaluate weights in the dtype used for
+        training, so that a test set needs no more memory than a validation set.
         """
         report(self.state.step, "evaluating")
         count = sum(map(len, self._test_sets.values()))
@@ -332,7 +332,7 @@ def log_start(
     job: Job, model: PreTrainedModel, train_set: Samples, batches: Batches, world: World,
     log: ProgressLog,
 ) -> None:  # fmt: skip
-    """Log the settings of the training, such as the number of steps and parameters."""
+    """Log facts about the run, such as its number of steps and parameters."""
     log.write(
         "start",
         steps=batches.steps,
@@ -352,7 +352,7 @@ def new_state(
 ) -> TrainState:
     """Return the state before the first step.
 
-    The state includes settings; if they change before the training resumes, a notice lists them.
+    The state includes settings. If settings have changed when the run resumes, a notice lists them.
     """
     settings = job.recipe.training
     compared = {
@@ -377,7 +377,7 @@ def log_step(
     state: TrainState, done: StepResult, learning_rate: float, intervals: Intervals,
     times: StepTimes, log: ProgressLog,
 ) -> None:  # fmt: skip
-    """Log the progress and how the ranks spent their time; every rank must call this function."""
+    """Log the progress and the time use of the ranks; every rank must call this function."""
     loss, communication = times.over_ranks()
     log.write(
         "step",

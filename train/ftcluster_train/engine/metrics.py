@@ -6,8 +6,8 @@ Tests compare the correlations with scipy.
 import math
 from collections.abc import Sequence
 
-ALIKE = 1e-3  # predictions that differ by less, relative to the labels' range, count as equal
-DEPTH = 10  # number of retrieved texts per query that count in retrieval metrics
+ALIKE = 1e-3  # predictions that differ by less count as equal; relative to the range of the labels
+DEPTH = 10  # number of retrieved texts per query that retrieval metrics consider
 
 
 def pearson(predictions: Sequence[float], labels: Sequence[float]) -> float:
@@ -55,7 +55,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def perplexity(loss: float) -> float:
-    """Return the perplexity, exp(loss), of a mean loss per token in nats; finite for any loss."""
+    """Return exp(loss) for a mean loss per token in nats; the result is finite for any loss."""
     return math.exp(min(loss, 700.0))
 
 

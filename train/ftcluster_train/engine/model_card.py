@@ -1,4 +1,4 @@
-"""The card of a trained model: README.md in its folder, with the Hub's front matter.
+"""Write the card of a trained model: README.md in its folder, with front matter for the Hub.
 
 The card contains no paths, accounts or host names, unless the recipe contains them.
 """
@@ -32,7 +32,7 @@ from ftcluster_train.io.events import seconds_since_first
 
 FILE = "README.md"
 OF_TESTS = f"{TEST}_"  # prefix of the metrics of test sets
-MOST_CLASSES = 20  # maximum number of class names in a card's example
+MOST_CLASSES = 20  # maximum number of class names in the example code of a card
 # the Hub's names of metrics, if they differ from a task's names
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 MARKUP = re.compile(r"[\\\[\]<>`|]")  # characters with a meaning in Markdown and HTML
@@ -66,13 +66,13 @@ LOAD = {
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """The results of a training that the model card shows.
+    """The results of a training run that the model card shows.
 
     Attributes:
-        metrics: metrics of the model's evaluation, by name.
+        metrics: metrics of the model, by name.
         classes: class report of each set, as JSON.
-        step: number of optimizer steps of the model.
-        ranks: number of ranks of the training.
+        step: number of optimizer steps that the model was trained for.
+        ranks: number of ranks that trained the model.
     """
 
     metrics: Mapping[str, float]
@@ -82,7 +82,7 @@ class MeasuredModel:
 
 
 def write_card(folder: Path, job: Job, task: Task, measured: MeasuredModel) -> None:
-    """Write the card of a model into its folder; all other files must already exist.
+    """Write the card of a model into its folder, which must already contain all other files.
 
     Args:
         task: task whose `about_data` contains the report on the data, see `engine.data_report`, and
@@ -108,12 +108,14 @@ def card(
     """Return the text of a card.
 
     Args:
-        about: report on the data, and `commits`.
+        about: report on the data; the additional key `commits` holds the Hub commits.
         library: name of the library that loads the model.
         model_class: transformers class for the task.
         seconds: seconds since the run began; 0 if unknown.
-        classes: class names that the base model must have before its adapters are loaded.
-        rows: number of embeddings that the base model must have then; 0 for any number.
+        classes: class names that the base model must get before the adapters are loaded; empty if
+            none are needed.
+        rows: number of token embeddings that the base model must get before the adapters are
+            loaded; 0 if its number of embeddings need not change.
     """
     recipe, commits = job.recipe, about.get("commits", {})
     model = _with_commit(_public(recipe.model), commits.get("model"))
@@ -170,7 +172,7 @@ def _settings_of_head(classes: Sequence[str]) -> str:
 
 
 class _OneLine(yaml.SafeDumper):
-    """Dumps YAML with each text on one line, because a line break could end the front matter."""
+    """Dumps YAML with each string on one line, because a line break could end the front matter."""
 
 
 def _in_one_line(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -235,7 +237,7 @@ def front_matter(
 def _results(
     recipe: Recipe, commits: Mapping[str, str], values: Mapping[str, float], pipeline: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield the metrics of each data set, in the Hub's form."""
+    """Yield the metrics of each data set in the format of the Hub."""
     names = [data_set.name for data_set in recipe.data_sets]
     for data_set, part in zip(recipe.data_sets, recipe.by_set(), strict=True):
         of_data = {
@@ -272,7 +274,7 @@ def _is_of_tests(metric: str, recipe: Recipe) -> bool:
 
 
 def _hub_name(metric: str, recipe: Recipe) -> str:
-    """Return the Hub's name of a metric; it does not depend on the set."""
+    """Return the Hub's name of a metric, without the prefix for test sets."""
     name = metric.removeprefix(OF_TESTS) if _is_of_tests(metric, recipe) else metric
     return METRICS.get(name, name)
 

@@ -1,4 +1,4 @@
-"""Loading of a model's configuration, tokenizer and weights; training of a tokenizer."""
+"""Load the configuration, tokenizer and weights of a model, or train a tokenizer."""
 
 import difflib
 import errno
@@ -52,7 +52,8 @@ MAX_CHARACTERS = 100_000_000
 def call_model(model: "PreTrainedModel", inputs: Mapping[str, Any]) -> Any:
     """Call a model with the inputs that it accepts.
 
-    BERT's tokenizer makes token types even for DistilBERT, and transformers 4 rejects them.
+    This drops inputs such as token types: BERT's tokenizer creates them even for DistilBERT, but
+    DistilBERT in transformers 4 rejects them.
     """
     accepted = _parameter_names(type(model).forward)
     return model(**{n: value for n, value in inputs.items() if accepted is None or n in accepted})
@@ -84,10 +85,10 @@ def load_config(
 ) -> PretrainedConfig:
     """Return the model's configuration with the recipe's overrides.
 
-    For training from scratch, the tokenizer determines vocabulary size and special tokens.
+    When training from scratch, the tokenizer determines the vocabulary size and special tokens.
 
     Args:
-        model: folder, or `config:TYPE`.
+        model: folder of the model, or `config:TYPE`.
         settings: further configuration fields; the recipe's overrides take precedence.
 
     Raises:
@@ -126,7 +127,7 @@ def load_config(
 
 
 def plain_config(model: str) -> PretrainedConfig:
-    """Return the unchanged configuration in a model's folder.
+    """Return the configuration in a model's folder, without overrides.
 
     Raises:
         TrainError: the configuration cannot be loaded.
@@ -135,7 +136,7 @@ def plain_config(model: str) -> PretrainedConfig:
 
 
 def _decoder_start(plain: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the id of a decoder's first token: the end token for BART-like models, or padding."""
+    """Return the id of a decoder's first token: end of text for BART-like models, else padding."""
     start = getattr(plain, DECODER_START, None)
     ends = start is not None and start == plain.eos_token_id
     token: int | None = tokenizer.eos_token_id if ends else None
@@ -171,7 +172,7 @@ def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) 
 
 
 def positions_of(config: PretrainedConfig) -> int | None:
-    """Return the number of tokens that a model has positions for; None if there is no limit."""
+    """Return for how many tokens a model has positions; None if there is no limit."""
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return None
@@ -182,7 +183,7 @@ def positions_of(config: PretrainedConfig) -> int | None:
 def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
     """Check that a model's weights can be loaded with the recipe's quantization.
 
-    Models that were saved in quantized form are rejected: their weights cannot be trained.
+    Models that were saved in quantized form are rejected, because their weights cannot be trained.
 
     Raises:
         TrainError: bitsandbytes is needed but not installed, or the weights are already quantized.
@@ -209,15 +210,15 @@ def load_model(
 ) -> "PreTrainedModel":  # fmt: skip
     """Load a model with its pretrained weights or, for training from scratch, with random weights.
 
-    `new_weights` returns the names of weights that got random values.
+    Afterwards, `new_weights` returns the names of the weights that got random values.
 
     Args:
-        model: folder, or `config:TYPE`.
+        model: folder of the model, or `config:TYPE`.
         require_trained_head: True to reject a checkpoint that lacks weights; False to initialize a
             missing head at random.
         dtype: dtype of the weights; norms and heads are always in fp32.
         in_4bit: True to quantize linear layers to NF4 while they are loaded.
-        any_head: True to replace weights that have a wrong shape by random weights, see
+        any_head: True to replace weights of a wrong shape with random weights, see
             `mismatched_weights`.
 
     Raises:
@@ -279,7 +280,7 @@ def new_weights(model: "PreTrainedModel") -> set[str]:
 
 
 def mismatched_weights(model: "PreTrainedModel") -> dict[str, tuple[list[int], list[int]]]:
-    """Return weights that became random because their shape in the checkpoint was wrong.
+    """Return the weights that got random values because their shape in the checkpoint was wrong.
 
     Returns:
         The shape in the checkpoint and the shape in the model, by weight name.
@@ -291,8 +292,8 @@ def new_weights_notice(model: "PreTrainedModel", has_all: bool) -> str:
     """Return a notice about weights that are unexpectedly missing in a checkpoint, or "".
 
     Args:
-        has_all: True if the checkpoint should include the head, as for language models. False for
-            classifiers, whose head (with its pooler) may be new.
+        has_all: True if the checkpoint should contain the head, as for language models. False for
+            classifiers, whose head and pooler may be new.
     """
     base = {w for name, w in model.base_model.named_parameters() if "pooler" not in name}
     new = {
@@ -312,17 +313,17 @@ def new_weights_notice(model: "PreTrainedModel", has_all: bool) -> str:
 
 
 def dtype_keyword(version: str) -> str:
-    """Return the keyword of `from_pretrained` for the dtype of the weights.
+    """Return the keyword argument of `from_pretrained` that sets the dtype of the weights.
 
-    The dtype must be passed, because the defaults of transformers 4 (fp32) and 5 (the checkpoint's
-    dtype) differ. transformers 4.56 renamed the keyword (pull request 39782).
+    The dtype must be passed, because its default is fp32 in transformers 4, but the checkpoint's
+    dtype in transformers 5. transformers 4.56 renamed the keyword (pull request 39782).
     """
     major, minor = (int(number) for number in version.split(".")[:2])
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
 
 
 def _with_plain_layers(model: "PreTrainedModel") -> None:
-    """Replace bitsandbytes' linear layers by torch's layers, see `ftcluster_kernels.nf4`."""
+    """Replace bitsandbytes' linear layers with torch's layers, see `ftcluster_kernels.nf4`."""
     for name, layer in list(model.named_modules()):
         # skip GPT-2's layers: their weights are transposed, and they get no adapters in NF4
         if not (hasattr(layer, "source_cls") and layer.source_cls is nn.Linear):
@@ -364,11 +365,12 @@ def has_tokenizer(folder: str) -> bool:
 
 
 def train_tokenizer(texts: Iterable[Piece], vocab_size: int) -> PreTrainedTokenizerBase:
-    """Train a byte-level BPE tokenizer like GPT-2's, deterministically on any host.
+    """Train a byte-level BPE tokenizer like GPT-2's; the result is the same on every host.
 
     Args:
         texts: training texts; only the first MAX_CHARACTERS characters are used.
-        vocab_size: maximum number of tokens in the vocabulary; short texts may yield fewer tokens.
+        vocab_size: maximum number of tokens in the vocabulary; it is smaller if there is little
+            text.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -399,7 +401,7 @@ def _first(texts: Iterable[Piece], characters: int) -> Iterator[str]:
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the id of the unknown token, or None if this token has another meaning too."""
+    """Return the id of the unknown token; None if there is none or it has another meaning too."""
     others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id)
     unknown = tokenizer.unk_token_id
     return None if unknown is None or unknown in others else int(unknown)

@@ -1,8 +1,8 @@
-"""New tokens of a training: in the tokenizer, in the embeddings, and as trained rows beside LoRA.
+"""New tokens: add them to the tokenizer and the embeddings, and train their rows beside LoRA.
 
-New rows start at the mean of the old rows. transformers' `resize_token_embeddings` draws them from
-a normal distribution around this mean, with a standard deviation of 3e-5 of the old rows'. The mean
-itself needs no random numbers, so all ranks and a resumed run have equal rows.
+New rows start at the mean of the old rows. transformers' `resize_token_embeddings` instead draws
+them from a normal distribution around this mean, whose standard deviation is 3e-5 times that of the
+old rows. The plain mean needs no random numbers, so all ranks and a resumed run get equal rows.
 """
 
 import copy
@@ -35,11 +35,11 @@ def extend_tokenizer(recipe: Recipe, folder: str, target: Path) -> tuple[str, li
         target: folder for the tokenizer with the new tokens.
 
     Returns:
-        The folder of the tokenizer to use, the ids that the tokenizer did not have before, and
-        notices for the user.
+        The folder of the tokenizer to use, the ids of the tokens that are new in the tokenizer,
+        and notices for the user.
 
     Raises:
-        TrainError: the tokenizer cannot have such a token.
+        TrainError: the tokenizer does not support one of the tokens.
     """
     if not recipe.listed_tokens:
         return folder, [], []
@@ -84,7 +84,7 @@ def _shown(tokens: Sequence[str]) -> str:
 
 
 def _is_read(tokenizer: PreTrainedTokenizerBase, token: str, text: str) -> bool:
-    """Return True if the tokenizer has a token and reads it in a text."""
+    """Return True if the tokenizer knows a token and finds it in a text."""
     number = tokenizer.get_vocab().get(token)
     return number is not None and number in tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -105,13 +105,13 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[str]) -> list
 def check_new_tokens(
     model_class: Any, config: PretrainedConfig, ids: Sequence[int], recipe: Recipe
 ) -> None:
-    """Check, without weights, that a model can have rows for these token ids.
+    """Check that a model can get rows for these token ids, without loading its weights.
 
     Args:
         model_class: transformers' AutoModelFor... class.
 
     Raises:
-        TrainError: the model cannot have such rows.
+        TrainError: the model cannot get rows for these ids.
     """
     try:
         with torch.device("meta"):
@@ -148,10 +148,10 @@ def check_new_tokens(
 def extend_embeddings(
     model: "PreTrainedModel", ids: Sequence[int], new: Sequence[int] = ()
 ) -> None:
-    """Give a model rows for token ids; new rows are the mean of the old rows.
+    """Add rows for token ids to a model's embeddings; new rows are the mean of the old rows.
 
-    A model may have more rows than its tokenizer has tokens. Such a row also becomes the mean when
-    it gets a token, because it was never trained.
+    A model may have more rows than its tokenizer has tokens. When such an extra row gets a token,
+    it is also set to the mean, because it was never trained.
 
     Args:
         ids: token ids that need rows.
@@ -164,9 +164,9 @@ def extend_embeddings(
     needed = max(ids, default=-1) + 1
     if needed > count:
         try:
-            # without the mean, which would be computed with random numbers
+            # mean_resizing would use random numbers
             model.resize_token_embeddings(needed, mean_resizing=False)
-        except Exception as error:  # each model may have its own code for this
+        except Exception as error:  # each model may have its own resizing code
             raise TrainError(
                 f"models of type {model.config.model_type} cannot have new tokens: "
                 f"{first_line(error)}",
@@ -213,7 +213,7 @@ def add_token_rows(
     Args:
         model: model with adapters.
         ids: token ids whose rows are trained in the embeddings and in the output layer.
-        saved: further token ids, by layer, from adapters that are continued.
+        saved: further token ids, by layer name, from the adapters that training continues.
 
     Raises:
         TrainError: rows of this model cannot be trained beside frozen rows.
@@ -246,7 +246,7 @@ def saved_indices(model: "PreTrainedModel") -> list[int] | dict[str, list[int]] 
         name: rows.ids.tolist() for name, rows in rows_by_layer(model).items()
     }
     if len(ids) == 1 and hasattr(model.get_input_embeddings(), "token_rows"):
-        # peft connects an output layer that is tied to the embeddings itself
+        # peft itself handles an output layer that is tied to the embeddings
         return next(iter(ids.values()))
     return ids or None
 
@@ -266,11 +266,11 @@ def use_token_rows(
     ids: Mapping[str, Sequence[int]],
     tensors: Mapping[str, torch.Tensor],
 ) -> list[str]:
-    """Write saved rows into the weights of a model, which gets more rows if needed.
+    """Write saved rows into the weights of a model, and add rows to the model if needed.
 
     Args:
-        ids: token ids of the rows, by layer, see `adapter_config.ids_by_layer`.
-        tensors: rows, by the names of the layers.
+        ids: token ids of the rows, by layer name, see `adapter_config.ids_by_layer`.
+        tensors: saved rows, by layer name.
 
     Returns:
         A list of problems.

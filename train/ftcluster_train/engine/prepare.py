@@ -1,16 +1,17 @@
-"""Prepares model and data of a run on this host before the ranks start.
+"""Prepare the model and the data of a run on this host before the ranks start.
 
     python -m ftcluster_train.engine.prepare RUN_DIR [--hub-token | --job FILE]
     python -m ftcluster_train.engine.prepare --report JOB [--hub-token]
 
-The program writes the data as token samples, and RUN_DIR/inputs.json with the paths for the ranks.
-It reuses the samples of an earlier run with the same data and settings. If there is an error that a
-user can fix, the program prints the error and exits with 1.
+The program converts the data to token samples, and writes RUN_DIR/inputs.json, which contains the
+paths for the ranks. It reuses the samples of an earlier run with the same data and settings. If it
+finds an error that a user can fix, it prints the error and exits with 1.
 
 With --hub-token the program reads a token for the Hugging Face Hub from stdin, and keeps it only in
 memory. With --job it creates RUN_DIR and copies FILE there as job.json. Several hosts may do this
 at the same time in a shared folder. With --report it only prints the report on the data as one line
-of JSON; JOB is the text of a job.json. The token samples stay in the cache for the training.
+of JSON; JOB is the text of a job.json. The token samples stay in the cache, so that the later
+training run can use them.
 """
 
 import gc
@@ -92,10 +93,10 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     """Download or generate the inputs that the recipe names, and tokenise them.
 
     Args:
-        weights: True if the model's weights are needed.
+        weights: True to download the model's weights too.
 
     Raises:
-        TrainError, DataError: model or data cannot be loaded, or do not fit the task.
+        TrainError, DataError: the model or the data cannot be loaded, or do not fit the task.
     """
     recipe, models = job.recipe, job.prefix / "models"
     model, adapters = recipe.model, ""
@@ -124,7 +125,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     task = make_task(recipe, tokenizer, job.purpose, trained)
     task.own_metric_names = declared_metrics(job.code.metrics)
     if not model.startswith(BY_TYPE):
-        # adapters of other programs lack the files of a sentence model
+        # adapters from other programs lack the files of a sentence model
         described = own if (Path(own) / MODULES).is_file() else model
         task.inspect_model(Path(described))
     teacher = ""
@@ -163,7 +164,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     settings = _token_settings(job, task, trained, longest, version, earlier)
     sources = [data_set.path for data_set in recipe.data_sets]
     paths = [Path(name) for name in (folder, *sources, teacher) if name and Path(name).exists()]
-    # hash the code too: another version may read rows in another way, or write other columns
+    # also hash the code, because another version may read rows differently or write other columns
     key = token_key(settings, [Path(__file__).parent, *READERS, *paths])
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
     listed = token_ids(tokenizer, recipe.listed_tokens)
@@ -208,11 +209,11 @@ def _token_settings(
     job: Job, task: Task, trained: PretrainedConfig | None, longest: int | None,
     version: Sequence[Mapping[str, Sequence[str]]], earlier: Iterable[int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the settings that determine the token samples, without the contents of files.
+    """Return all settings that determine the token samples, excluding the contents of files.
 
     Args:
-        trained: configuration of the model if it is already trained; None for a training.
-        longest: maximum number of tokens of an input; None for no limit.
+        trained: configuration of the trained model; None if the job trains.
+        longest: maximum number of tokens in an input; None means no limit.
         version: strings that change when the data on the Hub change, by split, for each data set.
         earlier: hashes of the rows that the model was already trained on, ascending.
     """
@@ -245,10 +246,10 @@ def _token_settings(
 
 
 def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
-    """Check the number of end-of-text tokens in samples for encoder-decoder classifiers.
+    """Check that an encoder-decoder classifier gets equally many end-of-text tokens per sample.
 
-    Such models classify a text at its last end-of-text token. transformers requires the same number
-    of these tokens in all samples of a batch.
+    Such models classify a text at its last end-of-text token, and transformers requires that all
+    samples in a batch have the same number of these tokens.
 
     Raises:
         TrainError: a sample has more or fewer end-of-text tokens than the other samples.
@@ -271,7 +272,7 @@ def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
 
 
 def _data_version(recipe: Recipe) -> Mapping[str, list[str]]:
-    """Return strings that change when data on the Hub change, by split; {} for local data.
+    """Return strings that change when the data on the Hub change, by split; {} for local data.
 
     Args:
         recipe: recipe with one data set.
@@ -282,7 +283,7 @@ def _data_version(recipe: Recipe) -> Mapping[str, list[str]]:
 
 
 def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:
-    """Return the folder of the tokenizer, and notices about the tokenizer; train it if needed."""
+    """Return the tokenizer's folder, and notices; train the tokenizer if there is none."""
     if recipe.tokenizer:
         return fetch_model(recipe.tokenizer, models, False, "tokenizer"), []
     if not model.startswith(BY_TYPE) and has_tokenizer(model):
@@ -344,7 +345,7 @@ def _refused(error: TrainError) -> int:
 
 
 def _report(job: str) -> str:
-    """Return the report on a training's data, and notices, as JSON.
+    """Return the report on the training data, and notices, as JSON.
 
     Args:
         job: text of a job.json.
@@ -363,7 +364,7 @@ def _one_host_at_a_time(run_dir: Path) -> Iterator[None]:
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / "prepare.lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # without file locks several hosts do the same work
+        with contextlib.suppress(OSError):  # without file locks, each host does the work
             fcntl.lockf(lock, fcntl.LOCK_EX)  # also works over NFS, see fcntl_locking(2)
         yield
 

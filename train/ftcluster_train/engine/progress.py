@@ -1,4 +1,4 @@
-"""The log of a training: events, and values for the trackers. Only rank 0 writes."""
+"""The log of a run: events, and values for the trackers. Only rank 0 writes it."""
 
 import errno
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 from ftcluster_train.engine.trackers import Trackers
 from ftcluster_train.io.events import EventWriter
 
-TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # fields of `step` that trackers get
+TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # fields of `step` for trackers
 SPARED = ("step", "communication", "notice")  # events that are dropped if the disk is full
 
 
 class ProgressLog:
-    """A log with the same calls on every rank; only rank 0 writes."""
+    """A log that every rank may call in the same way; only rank 0 writes."""
 
     def __init__(self, events: EventWriter | None = None, trackers: Trackers | None = None) -> None:
         self._events, self._trackers = events, trackers

@@ -1,7 +1,7 @@
 """Linear layers of sentence-transformers (Dense modules) behind a transformer.
 
-The layers are a part of the model, so they are trained, resumed and checked with its other weights.
-Their weights are in files of their own, which only sentence-transformers reads.
+The layers are part of the model, so they are trained, resumed and checked like its other weights.
+Their weights are saved in separate files, which only sentence-transformers reads.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from ftcluster_common.data.data_files import DataError
 from ftcluster_common.models.sentence_modules import DENSE, Dense
 from ftcluster_train.errors import TrainError
 
-NAME = "projections"  # attribute of the model with the layers
+NAME = "projections"  # attribute of the model that contains the layers
 WEIGHTS = "model.safetensors"
 
-# function from a model's folder and the width of its hidden states to the layers behind it, and the
-# folders with their weights, which are missing for new layers
+# Function that gets a model's folder and the width of its hidden states. It returns the layers
+# behind the model, and the folders with their weights. New layers, which come last, have no folder.
 Layers = Callable[[Path, int], tuple[Sequence[Dense], Sequence[Path]]]
 
 
@@ -48,11 +48,11 @@ class Projection(nn.Module):  # type: ignore[misc]
 
 
 class _Projected:
-    """Mixed into a model's class: saves and loads the layers in files of their own.
+    """Mixin for a model's class that saves the layers in separate files and loads them.
 
     Attributes:
         plain: class of the model without the layers.
-        layers: function that returns the layers of a folder.
+        layers: function that returns the layers described in a folder.
         first: number of the first layer's module in modules.json.
     """
 
@@ -61,7 +61,7 @@ class _Projected:
     first: int
 
     def save_pretrained(self: Any, folder: Path, **settings: Any) -> None:
-        """Save the model as its plain class does, and each layer in its folder."""
+        """Save the model as its plain class does, and each layer in a subfolder."""
         weights = self.state_dict()
         others = {n: t for n, t in weights.items() if not n.startswith(f"{NAME}.")}
         self.plain.save_pretrained(self, folder, state_dict=others, **settings)
@@ -73,7 +73,7 @@ class _Projected:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *arguments: Any, **settings: Any) -> Any:
-        """Load the model as its plain class does, with the layers of its folder."""
+        """Load the model as its plain class does, and add the layers from its folder."""
         loaded = cls.plain.from_pretrained(folder, *arguments, **settings)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         attach(model, Path(folder), cls.layers, cls.first)
@@ -83,7 +83,7 @@ class _Projected:
 def attach(model: Any, folder: Path, layers: Layers, first: int) -> None:
     """Add the layers behind a transformer to a model in place, with the weights of its folder.
 
-    Layers whose weights are in no file get random weights, which are the same on all ranks.
+    Layers without saved weights get random weights, which are the same on all ranks.
 
     Args:
         folder: folder of the model.
@@ -121,7 +121,7 @@ def projections_of(model: Any) -> Sequence[Projection]:
 
 
 def project(vectors: torch.Tensor, projections: Sequence[Projection]) -> torch.Tensor:
-    """Return vectors after all layers."""
+    """Apply all layers to vectors, and return the result."""
     for projection in projections:
         vectors = projection(vectors)
     return vectors

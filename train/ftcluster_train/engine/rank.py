@@ -5,9 +5,9 @@ import signal
 
 if __name__ == "__main__":
     gc.disable()  # garbage collection would take a quarter of the imports' CPU time
-    # block both signals in all threads that libraries start, see `io.signals`
+    # threads that libraries start inherit this block, see `io.signals`
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # at a shutdown SIGHUP follows SIGTERM
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # when a host shuts down, SIGHUP follows SIGTERM
 
 import errno
 import logging
@@ -215,7 +215,7 @@ def _train(
             trackers.close(failed=sys.exc_info()[0] is not None)
     if check:
         _save(job, task, trained, done, world, log, check)
-    gather_over_ranks("saved")  # until the model is saved, a restart needs the snapshots
+    gather_over_ranks("saved")  # wait: until the model is saved, a restart needs the snapshots
     if host_led(world.rank) is not None:
         for run in job.run_dirs:
             shutil.rmtree(run / "snapshots", ignore_errors=True)
@@ -225,7 +225,7 @@ def _save(
     job: Job, task: Task, trained: PreTrainedModel, done: LoopResult, world: World,
     log: ProgressLog, check: SavedCheck,
 ) -> None:  # fmt: skip
-    """Save the trained model, load the saved model, and check that both give the same results."""
+    """Save the trained model, load it again, and check that both models give the same results."""
     adapters = job.recipe.adapters
     log.write("phase", doing="saving the model")
     folder = job.run_dir / "model"
@@ -264,7 +264,7 @@ def warn_of_unpredicted_classes(
     """Log a notice about classes in the validation sets that the model never predicts.
 
     Args:
-        options: options of the training, for advice on changing them; None if there is no training.
+        options: task options, for advice on changing them; None if the job does not train.
     """
     unweighted = options is not None and spec_of(options).lacks_class_weights(options)
     for name, class_report in classes.items():
@@ -282,10 +282,10 @@ def warn_of_unpredicted_classes(
 
 
 def listen_for_stop() -> Callable[[], bool]:
-    """Handle SIGTERM and SIGINT as stop requests, and report their senders.
+    """Treat SIGTERM and SIGINT as stop requests, and report which process sent them.
 
     Returns:
-        A function that returns True if a stop was requested.
+        A function that returns True once a stop was requested.
     """
     requests: list[Received] = []
 
@@ -327,7 +327,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     head = head_of(recipe, inputs.model, task.model_class, settings, inputs.adapters)
     config = load_config(recipe, inputs.model, tokenizer, **settings)
     to_load = load_config(recipe, inputs.model, tokenizer, **settings_to_load(head, settings))
-    set_seed(recipe.training.seed)  # determines random weights
+    set_seed(recipe.training.seed)  # makes random weights the same on all ranks
     frozen = recipe.lora_r is not None and job.precision == "bf16"
     dtype = torch.bfloat16 if frozen else torch.float32
     model = load_model(
@@ -339,7 +339,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     if inputs.adapters:
         begin_with_adapters(model, Path(inputs.adapters), merge=recipe.adapters is None)
         if (Path(inputs.adapters) / MODULES).is_file():
-            model.name_or_path = inputs.adapters  # the folder of its pooling and prompts
+            model.name_or_path = inputs.adapters  # the folder with its pooling settings and prompts
         if not inputs.teacher:  # the reference is the base model with these adapters
             task.reference_key = f"{hash_of_weights(Path(inputs.adapters))}-"
     begin_head(model, head, task.model_class, config)
@@ -361,11 +361,11 @@ def write_placement(log: ProgressLog) -> None:
 def write_matmul_speed(
     log: ProgressLog, job: Job, model: PreTrainedModel, length: float, ranks: int
 ) -> None:
-    """Log the speed of each rank's matrix multiplications, measured on all ranks at once.
+    """Log how fast each rank multiplies matrices while all ranks do so at the same time.
 
     Args:
         length: mean number of tokens per sample.
-        ranks: number of ranks of the run.
+        ranks: number of ranks in the run.
     """
     shapes, recipe = matmul_shapes(model), job.recipe
     parts = ranks * recipe.training.gradient_accumulation_steps
@@ -400,7 +400,7 @@ def main() -> int:
     except OSError as error:
         traceback.print_exc()
         return fail(disk_full(run_dir) if error.errno == errno.ENOSPC else None)
-    except Exception as error:  # raised by the user's own task, or a bug
+    except Exception as error:  # an error in the user's own task, or a bug in ftcluster
         failure = code_failure(error)
         traceback.print_exc()
         return fail(failure)
@@ -408,7 +408,7 @@ def main() -> int:
 
 
 def fail(error: TrainError | None) -> int:
-    """Print an error for the supervisor, abandon the other ranks, and return the exit code 1."""
+    """Print an error for the supervisor, leave the other ranks without waiting, and return 1."""
     if error:
         print(error_line(error), flush=True)
     abandon_world()

@@ -1,4 +1,4 @@
-"""Check that a saved model is the same as the trained model when users load it."""
+"""Check that users who load a saved model get the same model that was trained."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,9 @@ from ftcluster_train.patching.kernel_mode import KernelMode
 
 SAMPLES = 4  # number of samples on which the outputs of both models are compared
 SHOWN = 3  # maximum number of weights that an error message lists
-# Maximum allowed relative difference of outputs. In fp32, sums in another order differ by 1e-6. In
-# bf16, values have 8 bits and each layer rounds again, so merged adapters differ by up to 2 %.
+# Maximum allowed relative difference of outputs. In fp32, a different order of additions changes
+# outputs by 1e-6. In bf16, values have 8 significant bits and every layer rounds, so the outputs of
+# merged adapters differ by up to 2 %.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
@@ -33,12 +34,12 @@ class SavedCheck:
     """Loads saved models with plain transformers and compares them with the model in memory.
 
     All weights must be equal. The outputs for some samples must be nearly equal, see ALLOWED.
-    Weights are read from a mapped file, whose memory the kernel can reclaim.
+    Weights are read from a memory-mapped file, whose pages the kernel can reclaim.
 
     Args:
         samples: data set; the outputs for its first SAMPLES samples are compared.
-        base: folder of the adapters' base model. "" to compare only the adapters' weights, if plain
-            transformers cannot load the same base model: it is in NF4, or has random weights.
+        base: folder of the adapters' base model. "" if plain transformers cannot load the same base
+            model, because it is in NF4 or has random weights; then only weights are compared.
     """
 
     def __init__(self, task: Task, samples: Samples, base: str, log: ProgressLog) -> None:
@@ -63,8 +64,8 @@ class SavedCheck:
             outputs: outputs of `model`, or of the model before its adapters were merged.
 
         Raises:
-            NotAsTrainedError: the saved model cannot be loaded or differs; the message has the
-                differences.
+            NotAsTrainedError: the saved model cannot be loaded or differs from `model`; the message
+                lists the problems.
         """
         began = time.perf_counter()
         adapters = bool(adapted_layers(model))
@@ -103,8 +104,8 @@ class SavedCheck:
         """Load a saved model.
 
         Returns:
-            The saved weights, a list of problems with them, and the loaded model; None instead of
-            the model if its outputs cannot be compared.
+            The saved weights, a list of problems with them, and the loaded model. The model is None
+            if its outputs cannot be compared.
         """
         dtype = dtype_keyword(transformers.__version__)
         if adapters:
@@ -137,7 +138,7 @@ class SavedCheck:
         training = model.training
         model.eval()
         low = model.get_input_embeddings().weight.dtype != torch.float32
-        # some models, such as Reformer, use random numbers in evaluation too
+        # some models, such as Reformer, use random numbers even in evaluation
         with torch.random.fork_rng(()), torch.autocast("cpu", torch.bfloat16, enabled=low):
             torch.manual_seed(0)
             outputs: dict[str, Any] = call_model(model, self._inputs)
@@ -159,7 +160,7 @@ def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """Return the largest relative difference of outputs; NaNs at the same index are equal."""
+    """Return the largest relative difference of outputs; NaN at the same index counts as equal."""
     differences = []
     for name, tensor in expected.items():
         other = found.get(name)

@@ -1,4 +1,4 @@
-"""Snapshots: recent states of a training on disk, for a restart after a failure."""
+"""Snapshots: recent training states on disk, from which a run restarts after a failure."""
 
 import copy
 import os
@@ -25,18 +25,17 @@ MEMORY_SHARE = 0.1  # maximum fraction of the free memory that the copies of the
 
 
 class Snapshots:
-    """Writes recent states of the training on each host, in a background thread.
+    """Writes recent training states on each host, in a background thread.
 
-    The training waits only while the state is copied in memory. The thread writes the copy to the
-    disk. If the ranks have different pieces of the state, the thread gathers the pieces, so that
-    each host writes the whole state.
+    Training waits only while the state is copied in memory. The thread then writes the copy to
+    disk. If the state is divided among the ranks, the thread first gathers the pieces, so that each
+    host writes the whole state.
 
     Args:
-        folder: folder for the snapshots, which keeps only the newest snapshot.
-        seconds: minimum time between snapshots in seconds; 0 for no snapshots. The time is longer
-            if snapshots would take more than COST_SHARE of the training time.
-        sharded: True if the ranks have different pieces of the state, so that every rank must call
-            `take`.
+        folder: folder for the snapshots; only the newest snapshot is kept.
+        seconds: minimum time between snapshots in seconds; 0 disables snapshots. The actual time is
+            longer if snapshots would otherwise take more than COST_SHARE of the training time.
+        sharded: True if the state is divided among the ranks, so that every rank must call `take`.
         notice: `ProgressLog.notice`.
         shared: True if all hosts share the folder, so that only rank 0 writes.
 
@@ -105,7 +104,7 @@ class Snapshots:
         return fits
 
     def _write(self, tensors: State, state: TrainState, waited: float) -> None:
-        """Write a snapshot; if the disk is full, only log a notice."""
+        """Write a snapshot; if this fails, keep the error for a notice."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST_PRIORITY)  # this thread
         gathered = tensors.gather_seconds
         try:

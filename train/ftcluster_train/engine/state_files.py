@@ -1,11 +1,11 @@
-"""The complete state of a training on disk, and resuming a training from a state.
+"""Save the complete training state to disk, and resume training from a saved state.
 
 A state is a folder with four files:
 
-- `state.safetensors` has flat fp32 weights, AdamW's moments and saved buffers.
-- `state.json` has the TrainState.
-- `format.json` has the format number.
-- `manifest.json` has the SHA-256 of every file in the folder, and is written last.
+- `state.safetensors` contains the flat fp32 weights, AdamW's moments and the saved buffers.
+- `state.json` contains the TrainState.
+- `format.json` contains the format number.
+- `manifest.json` contains the SHA-256 of all other files in the folder, and is written last.
 
 A state can be loaded with any number of ranks, and with or without a sharded optimizer (see
 `ftcluster_train.engine.optim.base`).
@@ -49,9 +49,9 @@ SHOWN = 3  # maximum number of parameters that a message lists
 def write_state(
     folder: Path, header: Header, pieces: Iterable[torch.Tensor], state: TrainState
 ) -> None:
-    """Write a state into a new folder, which still has a temporary name.
+    """Write a state into a folder that still has its temporary name.
 
-    The manifest includes all files that the folder already has.
+    The manifest also lists all files that are already in the folder.
 
     Args:
         header: dtypes and shapes of the tensors.
@@ -69,8 +69,8 @@ def write_state(
 def _write_tensors(path: Path, header: Header, pieces: Iterable[torch.Tensor]) -> str:
     """Write tensors to a safetensors file, and return the SHA-256 of the file.
 
-    This function writes the file in pieces. The package safetensors needs all tensors at once, and
-    blocks other threads.
+    This function writes the file itself, in pieces. The package safetensors would need all tensors
+    in memory at once, and would block other threads.
     """
     entries: dict[str, Any] = {}
     end = 0
@@ -97,10 +97,10 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def newest_state(
     folders: Sequence[Path], damaged: Callable[[Path], None]
 ) -> tuple[int, Path] | None:
-    """Return the newest complete state below some folders.
+    """Return the newest complete state in some folders.
 
     Args:
-        folders: folders of states, or folders with subfolders NAME-STEP that are states.
+        folders: folders that are states, or that contain states as subfolders NAME-STEP.
         damaged: function to call with the folder of each newer state that is damaged.
 
     Returns:
@@ -139,9 +139,9 @@ def is_whole(folder: Path) -> bool:
 
 
 def read_tensors(folder: Path, header: Header) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the tensors of a state, and the reason why they cannot be used, or "".
+    """Return the tensors of a state, and the reason why they cannot be used ("" if they can).
 
-    A tensor is read from the disk when it is used.
+    A tensor is read from the disk only when it is used.
     """
     path = folder / TENSORS
     try:
@@ -179,20 +179,20 @@ def _sha256(path: Path) -> str:
 
 
 def state_folders(job: Job) -> list[Path]:
-    """Return the folders on this host for states of this run, and of the runs that it continues."""
+    """Return this host's folders with states of this run and of the runs that it continues."""
     return [run / name for run in job.run_dirs for name in ("checkpoints", "snapshots")]
 
 
 def resume(
     job: Job, optimizer: OptimizerStep, world: World, new: TrainState, log: ProgressLog
 ) -> TrainState:
-    """Load the newest state of any host into a training; every rank must call this function.
+    """Load the newest state that any host has; every rank must call this function.
 
-    A rank that has the newest state sends its tensors to all ranks, so one host with the state is
-    enough.
+    A rank that has the newest state sends the tensors to all ranks, so it is enough if one host has
+    the state.
 
     Args:
-        new: state of this training before its first step.
+        new: state of this run before its first step.
 
     Returns:
         The loaded state, or `new` if there is no saved state.
@@ -224,7 +224,7 @@ def resume(
         return new
     source = steps.index(max(steps))
     tensors = optimizer.state()
-    assert tensors is not None  # the control node never resumes runs with IPEX
+    assert tensors is not None  # with IPEX it is None, but such runs are never resumed
     problem, text = "", "{}"
     values: dict[str, torch.Tensor] = {}
     if world.rank == source and path:

@@ -1,4 +1,4 @@
-"""The batches of a training, and one step: forward and backward passes, and optimizer."""
+"""The batches of a run, and one training step: forward and backward passes, and optimizer."""
 
 import itertools
 import json
@@ -42,12 +42,12 @@ class StepBatch:
         step: number of the step, counted from 1.
         samples: number of samples in the batch, over all ranks.
         tokens: number of tokens in the batch, over all ranks, without padding.
-        by_rank: sum of the sample weights of each rank, for the mean loss over all ranks' samples.
+        by_rank: sum of the sample weights on each rank, for the mean loss over all ranks' samples.
         share: indices of this rank's samples in the training set.
-        parts: samples of each micro-batch of this rank.
-        dropout_seed: seed of this rank's dropout.
-        data_set: name of the data set that all samples come from; "" if the batch may have samples
-            of several data sets.
+        parts: samples in each micro-batch of this rank.
+        dropout_seed: seed for dropout on this rank.
+        data_set: name of the data set that all samples come from; "" if the batch may mix several
+            data sets.
     """
 
     step: int
@@ -61,10 +61,10 @@ class StepBatch:
 
 
 class Batches:
-    """The batches of a training; every rank computes the same batches, but reads only its samples.
+    """The batches of a run; every rank computes the same batches, but reads only its own samples.
 
     Attributes:
-        steps: number of optimizer steps of the whole training.
+        steps: total number of optimizer steps.
         steps_per_epoch: number of optimizer steps of one pass over the samples.
     """
 
@@ -101,7 +101,7 @@ class Batches:
         size, weights = self._world.size, self._weights
         share = share_of_rank(indices, self._world.rank, size)
         epoch, task = (step - 1) // self.steps_per_epoch, self._task
-        samples = {  # with random masks, the weights of other ranks' samples are also needed
+        samples = {  # with random masks, the loss needs the weights of all ranks' samples
             i: task.draw(self._train_set[i], i, epoch) for i in (indices if task.draws else share)
         }
         if task.draws:
@@ -138,8 +138,8 @@ def log_samples(run_dir: Path, rank: int, step: int, samples: Sequence[int]) -> 
     """Append a line to samples/rank-N.jsonl: restart, rank, step, and sample indices.
 
     Call this function before the all-reduce of the step. Each step that changed the weights is then
-    logged on every rank. A step that is repeated after a failure is logged again; the last line
-    of a step is valid.
+    logged on every rank. A step that is repeated after a failure is logged again, so only the last
+    line with a step's number counts.
     """
     path = run_dir / "samples" / f"rank-{rank}.jsonl"
     path.parent.mkdir(exist_ok=True)
@@ -154,7 +154,8 @@ class StepResult:
     """The results of a step.
 
     Attributes:
-        loss: this rank's part of the mean loss; the sum over all ranks is the mean loss.
+        loss: this rank's contribution to the mean loss; the contributions of all ranks add up to
+            the mean loss.
         grad_norm: norm of the summed gradients before clipping. If the norm is not finite, the step
             did not change the weights.
     """
@@ -172,8 +173,8 @@ class TrainingStep:
         bf16: True to compute forward and backward passes in bf16.
 
     Attributes:
-        kernels_used: names of the kernels that the last micro-batch of the first step used; None if
-            there was none.
+        kernels_used: names of the kernels that the last micro-batch of the first step used; None
+            before that micro-batch, or if this rank had no samples.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class TrainingStep:
             return call_model(self._model, inputs), targets
 
     def _backward(self, loss: torch.Tensor, batch: StepBatch, last: bool) -> float:
-        """Run the backward pass of a micro-batch, and return its part of the mean loss."""
+        """Run the backward pass of a micro-batch, and return its contribution to the mean loss."""
         loss = loss / sum(batch.by_rank)
         if last and self.kernels_used is None:
             self.kernels_used = kernels_in_use(loss, self._model)
@@ -226,10 +227,10 @@ class GradientCacheStep(TrainingStep):
     """A step whose loss compares the vectors (such as text embeddings) of all ranks' samples.
 
     The gradient of each micro-batch depends on the vectors of all micro-batches. If a step has
-    several micro-batches, each of them has two forward passes. The first pass computes only the
-    vectors; the loss of all vectors then gives their gradients. The second pass continues with the
-    backward pass (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memory
-    Limited Setup).
+    several micro-batches, each micro-batch needs two forward passes. The first pass computes only
+    the vectors. The loss over all vectors then yields the gradient of each vector. The second
+    forward pass is followed by a backward pass that starts from these gradients (Gao et al. 2021,
+    Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup).
     """
 
     def _add_gradients(self, batch: StepBatch) -> float:
@@ -252,7 +253,7 @@ class GradientCacheStep(TrainingStep):
         total, value = 0.0, loss.detach()
         for number, (part, gradient) in enumerate(zip(parts, gradients, strict=True), start=1):
             product = (self._vectors(part) * gradient).sum()
-            # a scalar with the value of the batch's loss and the gradient of this micro-batch
+            # a scalar whose value is the loss and whose gradient is that of this micro-batch
             loss = product - product.detach() + value
             total += self._backward(loss, batch, last=number == len(parts))
             value = torch.zeros(())
@@ -274,8 +275,8 @@ def make_step(
 def enable_gradient_checkpointing(model: PreTrainedModel, kernels: KernelMode) -> None:
     """Enable gradient checkpointing, which recomputes activations in the backward pass.
 
-    The recomputation must use the same kernels as the forward pass. The kernel mode is not active
-    in torch's backward pass, so the recomputation enters it again.
+    The recomputation must use the same kernels as the forward pass. Because the kernel mode is not
+    active in torch's backward pass, the recomputation has to enter the mode again.
     """
     # transformers 5 renamed the method
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)

@@ -1,4 +1,4 @@
-"""Measurement of each rank's time and tokens during the training."""
+"""Measure the time and the tokens of each rank during training."""
 
 import math
 import time
@@ -16,20 +16,20 @@ from ftcluster_train.comm.world import (
 
 
 class StepTimes:
-    """The times of this rank since the training began.
+    """The times of this rank since training began.
 
     As a context manager, an instance measures the time for making batches.
 
-    In a collective all ranks wait for the last rank. The shortest blocked time of all ranks is
-    therefore the time of the exchange itself. If another rank is blocked longer, it spends the
-    additional time waiting for slower ranks.
+    In a collective, all ranks wait for the slowest rank. The rank with the shortest blocked time
+    did not wait, so this time is the duration of the exchange itself. Any additional blocked time
+    on another rank is time spent waiting for slower ranks.
 
     Args:
-        traffic: counters of the optimizer, including the time that this rank was blocked.
+        traffic: counters of the optimizer, including the time for which this rank was blocked.
 
     Attributes:
-        padded_tokens: number of tokens of this rank, with padding.
-        useful_tokens: number of tokens of all ranks, without padding.
+        padded_tokens: number of tokens on this rank, including padding.
+        useful_tokens: number of tokens on all ranks, excluding padding.
     """
 
     def __init__(self, traffic: Traffic, world: World) -> None:
@@ -56,7 +56,7 @@ class StepTimes:
 
     @property
     def train_seconds(self) -> float:
-        """The seconds since the training began, without pauses."""
+        """The time in seconds since training began, excluding pauses."""
         return time.perf_counter() - self._started - self._paused
 
     def end_step(self, loss: float, tokens: int) -> None:
@@ -64,7 +64,7 @@ class StepTimes:
 
         Args:
             loss: loss of this rank.
-            tokens: number of tokens of all ranks' samples.
+            tokens: number of tokens in the samples of all ranks.
         """
         self._steps += 1
         self._losses.append(loss)

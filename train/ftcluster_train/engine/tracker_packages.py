@@ -1,4 +1,4 @@
-"""Checks on the host of rank 0 that the packages for the recipe's report_to are installed.
+"""Check on rank 0's host that the packages for the recipe's report_to are installed.
 
     python -m ftcluster_train.engine.tracker_packages NAME...
 

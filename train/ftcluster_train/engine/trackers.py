@@ -1,10 +1,12 @@
-"""Logging of a training's values to TensorBoard, trackio, MLflow and wandb.
+"""Log the values of a training run to TensorBoard, trackio, MLflow and wandb.
 
-The stack native-trackers has the packages of TensorBoard and trackio. Values have the same names as
-in transformers' Trainer: loss, learning_rate, grad_norm, epoch, and metrics with the prefix eval_.
+The stack native-trackers contains the packages for TensorBoard and trackio. Values have the same
+names as in transformers' Trainer: loss, learning_rate, grad_norm, epoch, and metrics with the
+prefix eval_.
 
-accelerate's trackers are not used, for three reasons: they set the MLflow run of a failed training
-to FINISHED, they use one global run per process, and they differ between the stacks' versions.
+accelerate's trackers are not used, for three reasons. They mark the MLflow run as FINISHED even if
+training failed. They use one global run per process. And they differ between the versions of
+accelerate in the stacks.
 """
 
 import contextlib
@@ -35,20 +37,20 @@ class Tracker(Protocol):
     """The interface of a tracker, such as MLflow."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values of a step, with the names of transformers' Trainer.
+        """Log the values of a step, with the names that transformers' Trainer uses.
 
         Args:
             step: number of optimizer steps so far; 0 before the first step.
         """
 
     def close(self, failed: bool) -> None:
-        """Write all remaining values, and record whether the training failed."""
+        """Write all remaining values, and record whether the run failed."""
 
 
 class Trackers:
     """All trackers of a run.
 
-    If a tracker fails, it is closed with a notice, and the training continues.
+    If a tracker fails, it is closed, a notice is logged, and training continues.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], notify: Callable[[str], None]) -> None:
@@ -75,12 +77,12 @@ class Trackers:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The data about a training with which trackers start a run.
+    """The data about a training run that a tracker needs to start its own run.
 
     Attributes:
         reports: folder for the files of trackers without a server.
         name: name of the run.
-        settings: the recipe's settings `training`, and the user's tags.
+        settings: the section `training` of the recipe, and the user's tags.
     """
 
     reports: Path
@@ -95,7 +97,7 @@ def make_trackers(
 
     Raises:
         TrainError: a tracker's package is not installed on this host, or its server or folder
-            fails.
+            cannot be used.
     """
     names = [training.report_to] if isinstance(training.report_to, str) else training.report_to
     tags = dict(word.split("=", 1) for word in os.environ.get(TAGS_VARIABLE, "").split())
@@ -132,7 +134,7 @@ class LoggedRun(Tracker):
     """Logs to a run from the `init` function of wandb or trackio, which write in the background.
 
     Args:
-        finish: function to call at the end; its argument is True if the training failed.
+        finish: function to call at the end; its argument is True if the run failed.
     """
 
     def __init__(self, run: Any, finish: Callable[[bool], None]) -> None:
@@ -150,7 +152,7 @@ class LoggedRun(Tracker):
 def _trackio(run: TrackedRun) -> LoggedRun:
     """Start a trackio run in the folder TRACKIO_DIR, by default `trackio`; no network is needed.
 
-    The project is TRACKIO_PROJECT, by default ftcluster. trackio cannot record that a training
+    The project is TRACKIO_PROJECT, by default ftcluster. trackio cannot record that a run
     failed.
     """
     # set TRACKIO_DIR before the import, which reads it
@@ -220,7 +222,7 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
-# functions that start trackers, by name in report_to; TrainError if package, server or folder fails
+# functions that start trackers, by name in report_to; they raise TrainError if that fails
 STARTS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": TensorBoard, "trackio": _trackio, "mlflow": MLflow, "wandb": _wandb,
 }  # fmt: skip
@@ -247,6 +249,6 @@ def _starting(name: str, where: str) -> Iterator[None]:
 
 
 def _without_password(text: str | Exception) -> str:
-    """Return the first line of a text, without the password in a server's address."""
+    """Return the first line of a message, without user names and passwords in addresses."""
     line = text if isinstance(text, str) else first_line(text)
     return re.sub(r"//[^/@\s]*@", "//", line)

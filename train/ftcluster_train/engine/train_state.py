@@ -1,4 +1,4 @@
-"""The progress of a training, and the steps after which the training logs, evaluates and saves.
+"""The progress of a run, and the steps after which the run logs, evaluates and saves.
 
 Steps are counted from 1.
 """
@@ -16,7 +16,7 @@ PREFIX = "eval_"  # transformers' prefix of metric names, which recipes may also
 def whole_steps(value: float, last_step: int) -> int:
     """Return a setting as a number of steps.
 
-    As in transformers, a value below 1 is a fraction of `last_step`, the number of all steps.
+    As in transformers, a value below 1 is a fraction of `last_step`, the total number of steps.
 
     >>> whole_steps(50, 125), whole_steps(0.1, 125)
     (50, 13)
@@ -33,7 +33,7 @@ def warmup_steps(training: Training, last_step: int) -> int:
 
 @dataclass(frozen=True)
 class Intervals:
-    """The steps after which a training logs, evaluates and saves, from the recipe's strategies.
+    """The steps after which a run logs, evaluates and saves, according to its recipe.
 
     The last step is always included.
     """
@@ -43,11 +43,11 @@ class Intervals:
     last_step: int
 
     def epoch(self, step: int) -> float:
-        """Return the number of epochs done after a step."""
+        """Return the number of epochs that are done after a step, as a fraction."""
         return round(step / self.steps_per_epoch, 4)
 
     def logs(self, step: int) -> bool:
-        """Return True if losses are logged after a step."""
+        """Return True if the loss is logged after a step."""
         settings = self.training
         first = step == 1 and settings.logging_first_step
         due = self._is_due(step, settings.logging_strategy, settings.logging_steps)
@@ -74,22 +74,23 @@ class Intervals:
 
 @dataclass
 class TrainState:
-    """The state of a training besides its tensors, which is saved with the tensors.
+    """The training state except for its tensors; it is saved together with the tensors.
 
     Attributes:
-        step: number of optimizer steps done.
-        samples: number of training samples done, over all ranks.
+        step: number of completed optimizer steps.
+        samples: number of training samples in these steps, over all ranks.
         seconds: training time in seconds, without evaluations and checkpoints.
         metrics: metrics of the last evaluation, by name.
         classes: class reports of the last evaluation, see `Scores`.
-        best_metric: name of the metric that determines the best evaluation; "" if the recipe names
-            none and there was no evaluation yet.
+        best_metric: name of the metric that determines the best evaluation. It is "" before the
+            first evaluation if the recipe names no metric.
         best_metrics: metrics of the best evaluation; empty before the first evaluation.
         best_classes: class reports of the best evaluation; empty before the first evaluation.
         best_step: step of the best evaluation; None before the first evaluation.
         not_better: number of evaluations since the last improvement that exceeded the threshold of
             early stopping.
-        settings: settings by name; if they change before the training resumes, a notice lists them.
+        settings: settings by name. If settings have changed when the run resumes, a notice lists
+            them.
         layout: names and shapes of the saved tensors, see `state_layout`.
     """
 
@@ -111,7 +112,7 @@ class TrainState:
 
         Args:
             samples: number of samples in this step, over all ranks.
-            seconds: training time until now in seconds.
+            seconds: total training time so far, in seconds.
         """
         self.step, self.seconds = step, seconds
         self.samples += samples
@@ -123,12 +124,12 @@ class TrainState:
     def update_best(self, training: Training) -> bool:
         """Compare the latest evaluation with the best evaluation; return True if it is better.
 
-        Equal values and NaN are not better. This method also updates `not_better`, as
-        EarlyStoppingCallback of transformers 5.23 does. An improvement that does not exceed the
-        threshold does not reset `not_better`, but still becomes the best evaluation.
+        Equal values and NaN are not better. This method also updates `not_better` like
+        EarlyStoppingCallback in transformers 5.23: an improvement that does not exceed the
+        threshold becomes the best evaluation, but does not reset `not_better`.
 
         Raises:
-            TrainError: the evaluation has no metric with the name in the recipe.
+            TrainError: the recipe names a metric that the evaluation does not return.
         """
         values = {name.removeprefix(PREFIX): value for name, value in self.metrics.items()}
         metric = self.best_metric or (training.metric_for_best_model or "").removeprefix(PREFIX)
@@ -155,12 +156,12 @@ class TrainState:
         return better
 
     def stops(self, training: Training) -> bool:
-        """Return True if the training must end early after an evaluation."""
+        """Return True if the latest evaluation must end the run early."""
         patience = training.early_stopping_patience
         return patience is not None and self.not_better >= patience
 
     def stopped_early(self, training: Training) -> str:
-        """Return the reason why the training ended before its last step."""
+        """Return the reason why the run ended before its last step."""
         by = f" by more than {training.early_stopping_threshold:g}"
         return (
             f"stopped early at step {self.step}: {self.best_metric} was not better"

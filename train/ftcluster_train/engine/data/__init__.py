@@ -1,1 +1,1 @@
-"""Conversion of raw data to token samples on disk, and the order of samples."""
+"""Convert raw data to token samples on disk, and choose the order of the samples."""

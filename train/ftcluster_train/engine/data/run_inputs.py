@@ -1,4 +1,4 @@
-"""The file RUN_DIR/inputs.json, with the locations of model and data on a host, for the ranks."""
+"""The file RUN_DIR/inputs.json, in which ranks find the paths of model and data on a host."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -17,13 +17,13 @@ class Inputs:
     Attributes:
         model: folder for `from_pretrained`, or `config:TYPE`.
         tokenizer: folder for `from_pretrained`.
-        samples: folder that has a subfolder with token samples for each split.
+        samples: folder with a subfolder of token samples for each split.
         teacher: folder of the teacher model for `from_pretrained`, or "".
         adapters: folder of the adapters to add to the model, or "".
         report: report on the data, see `engine.data_report`.
         notices: notices for the user, for example about truncated samples.
-        new_token_ids: ids of the recipe's new tokens that the tokenizer did not have before.
-        commits: Hub commits of "model" and "data", if they were downloaded from the Hub.
+        new_token_ids: ids of the recipe's tokens that were added to the tokenizer.
+        commits: Hub commits by the keys "model" and "data", if these were downloaded from the Hub.
     """
 
     model: str

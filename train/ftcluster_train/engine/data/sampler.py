@@ -1,6 +1,6 @@
-"""Choice of the samples for each step and rank.
+"""Choose the samples for each step and rank.
 
-Every rank computes the same choice from the seed, without communication.
+Every rank derives the same choice from the seed, so the ranks need not communicate.
 """
 
 import heapq
@@ -17,19 +17,20 @@ from typing import TypeVar, overload
 from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import Training
 
-# The samples of this many batches are sorted by length together, but at most a quarter of all
-# samples. With larger groups the same samples would often share a batch again. transformers'
-# get_length_grouped_indices does the same.
+# The samples of this many batches are sorted by length together, but never more than a quarter of
+# all samples. In larger groups, the same samples would meet in a batch again and again.
+# transformers' get_length_grouped_indices uses the same limits.
 SORTED_BATCHES = 50
 MIN_GROUPS = 4
-# An additional pass through the model takes about as much time as this many tokens, because each
-# operation starts again, and each weight is read and its gradient added again. Measured with MiniLM
-# on SQuAD: 32 pairs, one thread, AVX512-BF16, CPU time of a step. Relative to 1,024 tokens, a step
-# is 1.11 times as fast with 128, 1.09 with 256, 1.03 with 512, and 0.84 with 2,048.
-# With faster matrix multiplications (AMX, many threads), a pass costs as much as more tokens.
+# The fixed cost of a pass through the model, as the number of tokens that take the same time.
+# The cost is fixed because each pass starts every operation, reads every weight and adds every
+# gradient once more. Measured as CPU time per step with MiniLM on SQuAD (32 pairs, one thread,
+# AVX512-BF16). Compared with PASS_TOKENS = 1024, a step is 1.11 times as fast with 128, 1.09 with
+# 256, 1.03 with 512, and 0.84 with 2048. With faster matrix multiplications (AMX, many threads), a
+# pass costs as much as a larger number of tokens.
 PASS_TOKENS = 256
-# Type code (module array) of sample indices. A list of Python's integers needs ten times as many
-# bytes, and every rank has the order of an epoch in memory.
+# Type code (module array) of sample indices. Every rank keeps the sample order of an epoch in
+# memory, and a list of Python integers would need ten times as many bytes.
 INDEX = "I"
 
 T = TypeVar("T")
@@ -37,15 +38,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class MixedSets:
-    """Data sets whose samples a training mixes.
+    """Data sets whose samples are mixed during training.
 
-    An epoch has as many samples as all data sets together. If there are weights, a data set that is
-    smaller than its share of the epoch repeats samples. A larger data set continues in the next
-    epoch where it stopped.
+    An epoch has as many samples as all data sets together. With weights, a data set that is smaller
+    than its share of the epoch repeats samples. A data set that is larger than its share continues
+    in the next epoch where it stopped.
 
     Attributes:
         sizes: number of samples of each data set, in the order of their indices.
-        weights: weight of each data set; None if each epoch has each sample once.
+        weights: weight of each data set; None if every epoch uses each sample once.
         apart: True if all samples of a batch come from one data set.
     """
 
@@ -61,15 +62,15 @@ class MixedSets:
 
 @dataclass(frozen=True)
 class EpochBatches(Sequence[list[int]]):
-    """The batches of an epoch. A batch is computed when it is read, to save memory.
+    """The batches of an epoch, each of which begins with its longest sample.
 
-    Each batch begins with its longest sample.
+    To save memory, a batch is computed only when it is read.
 
     Attributes:
-        order: sample indices; `batch_size` consecutive ones are a batch.
-        numbers: number of each batch, in the order of the epoch.
-        lengths: number of tokens of each sample.
-        start: number that is added to each sample index.
+        order: sample indices; each batch consists of `batch_size` consecutive indices.
+        numbers: positions of the batches in `order`, in the order in which the epoch uses them.
+        lengths: number of tokens in each sample.
+        start: offset that is added to each sample index.
     """
 
     order: "array[int]"
@@ -96,16 +97,16 @@ class EpochBatches(Sequence[list[int]]):
 
 
 class BatchSampler:
-    """Iterates over the batches of a training: the sample indices of each step, for all ranks.
+    """Iterates over the batches of a run: the sample indices of each step, over all ranks.
 
     Args:
         lengths: number of tokens of each sample in the data set.
         batch_size: number of samples of a step, over all ranks.
         group_by_length: False to ignore the recipe's setting `group_by_length`.
-        sets: data sets of the samples; None for a single data set.
+        sets: data sets that the samples come from; None for a single data set.
 
     Attributes:
-        steps: number of optimizer steps of the whole training.
+        steps: total number of optimizer steps.
         steps_per_epoch: number of optimizer steps of one pass over the samples.
     """
 
@@ -123,7 +124,7 @@ class BatchSampler:
         self._group_by_length = group_by_length and training.group_by_length
         self._drop_last = training.dataloader_drop_last
         sizes = self._sets.sizes if self._sets.apart else [len(lengths)]
-        self._batches = [self._count(size) for size in sizes]  # number of each set, for one pass
+        self._batches = [self._count(size) for size in sizes]  # batches per set and pass
         self.steps_per_epoch = sum(self._batches)
         self.steps = math.ceil(self.steps_per_epoch * training.num_train_epochs)
         if training.max_steps > 0:
@@ -135,7 +136,7 @@ class BatchSampler:
             yield from itertools.islice(batches, self.steps - epoch * self.steps_per_epoch)
 
     def _count(self, samples: int) -> int:
-        """Return the number of batches in a pass over `samples` samples."""
+        """Return the number of batches in one pass over `samples` samples."""
         whole = samples // self._batch_size
         return whole if self._drop_last and whole else math.ceil(samples / self._batch_size)
 
@@ -148,7 +149,7 @@ class BatchSampler:
         return batches[: self._count(len(lengths) if indices is None else len(indices))]
 
     def _batches_mixed(self, epoch: int) -> EpochBatches:
-        """Return the batches of an epoch; a batch may have samples of several data sets."""
+        """Return the batches of an epoch, whose batches may mix several data sets."""
         sets = self._sets
         if sets.weights is None:
             return self._epoch_batches(self._lengths, self._seed, epoch, None)
@@ -191,7 +192,7 @@ class BatchSampler:
 def _placed(
     batches: Iterable[list[int]], number: int, weight: float
 ) -> Iterator[tuple[float, int, list[int]]]:
-    """Yield the batches of a data set with their place in the epoch, for merging data sets."""
+    """Yield a data set's batches with sort keys, for merging them evenly with other data sets."""
     for i, batch in enumerate(batches):
         yield (i + 0.5) / weight, number, batch
 
@@ -206,11 +207,11 @@ def shuffled(indices: Iterable[int], seed: int | str, epoch: int) -> "array[int]
 def part_of_passes(
     passes: Callable[[int], Sequence[T]], length: int, begin: int, count: int
 ) -> Iterator[T]:
-    """Yield `count` elements of an endless sequence of passes, from index `begin` on.
+    """Yield `count` elements, starting at index `begin`, from an endless sequence of passes.
 
     Args:
-        passes: function that returns the elements of a pass by its number.
-        length: number of elements of each pass.
+        passes: function that returns the elements of the pass with a given number.
+        length: number of elements in each pass.
 
     >>> [*part_of_passes(lambda number: [f"{number}a", f"{number}b"], 2, 1, 3)]
     ['0b', '1a', '1b']
@@ -222,9 +223,9 @@ def part_of_passes(
 
 
 def apportioned(total: int, weights: Sequence[float]) -> list[int]:
-    """Divide `total` into whole numbers in proportion to weights.
+    """Divide `total` into whole numbers that are proportional to the weights.
 
-    Each number is at least 1 if `total` allows this.
+    Each number is at least 1 if `total` is large enough.
 
     >>> apportioned(10, [2, 1]), apportioned(10, [1, 1000])
     ([7, 3], [1, 9])
@@ -252,10 +253,11 @@ def epoch_batches(
     Each sample is in one batch; the last batch may be smaller.
 
     Args:
-        indices: sample indices of the epoch, which may be repeated; None for each sample once.
-        group_by_length: True for batches of samples of similar length. Up to 50 random batches are
-            sorted together and divided into new batches, which are then shuffled. The first batch
-            of the training has the longest samples, so that a lack of memory shows immediately.
+        indices: sample indices of the epoch, which may repeat; None to use each sample once.
+        group_by_length: True to put samples of similar length into the same batch. The samples of
+            up to 50 random batches are sorted together and divided into new batches, which are then
+            shuffled. The very first batch contains the longest sample, so that a lack of memory
+            shows immediately.
     """
     draw = random.Random(f"{seed} {epoch}")
     order = array(INDEX, range(len(lengths)) if indices is None else indices)
@@ -319,9 +321,9 @@ def eval_batches(
     The samples of a batch have similar lengths.
 
     Args:
-        most: maximum number of samples in a batch; None for no limit.
-        most_tokens: maximum number of tokens in a batch, including padding; a batch of one sample
-            may have more.
+        most: maximum number of samples in a batch; None means no limit.
+        most_tokens: maximum number of tokens in a batch, including padding. A batch with only one
+            sample may exceed it.
     """
     batch: list[int] = []
     for index in shortest_first(lengths)[rank::size]:
@@ -354,8 +356,8 @@ def shortest_first(lengths: Sequence[int]) -> "array[int]":
 def length_groups(lengths: Sequence[int]) -> list[list[int]]:
     """Divide texts into groups of similar length, and return the indices of each group's texts.
 
-    The longest texts come first. A group is split where this saves the most padding, if the
-    split saves at least PASS_TOKENS tokens.
+    The longest texts come first. A group is split where the split saves the most padding, but only
+    if it saves at least PASS_TOKENS tokens.
 
     >>> length_groups([500, 20, 480, 20, 20])
     [[0, 2], [1, 3, 4]]

@@ -1,4 +1,4 @@
-"""Choice of the rows for training, validation, evaluation and prediction.
+"""Choose the rows for training, validation, evaluation and prediction.
 
 Standard library only.
 """
@@ -27,16 +27,16 @@ def choose_sets(
     data: str,
     tests: bool = False,
 ) -> dict[str, Rows]:
-    """Return the sets of rows that a task reads, by name.
+    """Return the sets of rows that the job reads, by name.
 
-    For training, the data may lack a validation set, see `draw_rows`.
+    For training, the data need not contain a validation set, see `draw_rows`.
 
     Args:
         validation: names of the validation sets.
-        tests: True to return the test set too, if the data have one.
+        tests: True to also return the test set, if the data have one.
 
     Raises:
-        TrainError: the data lack a set that the task needs.
+        TrainError: the data lack a set that the job needs.
     """
     if purpose == PREDICT:
         name = "test" if "test" in found else next(iter(found))
@@ -60,10 +60,10 @@ def choose_sets(
 
 
 def draw_rows(classes: Iterable[Hashable], percent: float, seed: int) -> frozenset[int]:
-    """Draw rows for validation, the same fraction of each class, and return their indices.
+    """Draw the same fraction of each class for validation, and return the row indices.
 
-    If a class has at least two rows, at least one row is drawn, and at least one row stays for
-    training. Each row needs 8 bytes of memory, and each drawn row about 100.
+    From a class with at least two rows, at least one row is drawn, and at least one row is left for
+    training. This function needs 8 bytes of memory per row, and about 100 more per drawn row.
 
     Args:
         classes: class of each row.
@@ -86,7 +86,7 @@ def draw_rows(classes: Iterable[Hashable], percent: float, seed: int) -> frozens
 
 
 def values_of(rows: Rows, column: str, split: str) -> list[str]:
-    """Return the value of a column in each row, as text; rows with equal values share the text.
+    """Return a column's value in each row, as a string; equal values share one string.
 
     Raises:
         TrainError: a row has no value in the column.
@@ -107,11 +107,11 @@ def values_of(rows: Rows, column: str, split: str) -> list[str]:
 
 @dataclass(frozen=True)
 class RenamedRows:
-    """The rows of `rows` with other names for some columns.
+    """The rows of `rows`, with some columns renamed.
 
     Attributes:
         names: new name of each renamed column.
-        split: name of the set, for the places of rows in messages.
+        split: name of the set; messages use it to say where a row is.
     """
 
     rows: Rows
@@ -131,7 +131,7 @@ class RenamedRows:
         return class_names(self.rows, original.get(column, column))
 
     def _renamed(self, row: Row) -> Row:
-        # skip a column whose name is the new name of another column
+        # skip a column if another column is renamed to its name
         others = {k: v for k, v in row.items() if k not in self.names.values()}
         return others | {new: row[name] for name, new in self.names.items() if name in row}
 
@@ -184,7 +184,7 @@ class Complete:
 
 @dataclass(frozen=True)
 class PartOfRows:
-    """The rows with certain indices, or all other rows.
+    """The rows with the indices in `numbers`, or all other rows.
 
     Attributes:
         inside: True for the rows with these indices, False for all other rows.

@@ -1,4 +1,4 @@
-"""Sources of raw data: rows or texts from files or the Hub, and generated rows."""
+"""Read raw data: rows or texts from files or the Hub, and generated rows."""
 
 import io
 import itertools
@@ -39,7 +39,7 @@ from ftcluster_train.engine.data.synthetic_pairs import generate
 from ftcluster_train.errors import TrainError, first_line
 
 MOST_PROBLEMS = 10
-BATCH_ROWS = 500  # number of rows in a batch for the tokenizer
+BATCH_ROWS = 500  # number of rows per batch for the tokenizer
 
 Rows = Iterable[Row]  # can be iterated several times
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class ArrowRows:
                 metadata = schema.metadata or {}
             features = parse_json(metadata[b"huggingface"].decode())["info"]["features"]
             kind = features[column]
-            names = kind.get("feature", kind)["names"]  # lists of classes have a "feature"
+            names = kind.get("feature", kind)["names"]  # lists of classes have them in "feature"
         except (ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError):
             return []
         return [*map(str, names)] if isinstance(names, list) else []
@@ -131,7 +131,7 @@ def _arrow_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _batch_rows(batch: Any) -> Iterator[Row]:
-    """Yield the rows of a record batch, and convert few of them at once: it may be a whole file."""
+    """Yield the rows of a record batch in small parts, because a batch may be a whole file."""
     for begin in range(0, batch.num_rows, BATCH_ROWS):
         yield from batch.slice(begin, BATCH_ROWS).to_pylist()
 
@@ -183,7 +183,7 @@ def _from_hub(data: str, config: str | None) -> dict[str, Any]:
     name, revision = split_revision(data)
     try:
         return dict(datasets.load_dataset(name, config, revision=revision))
-    except Exception as error:  # load_dataset may raise any exception of its many sources
+    except Exception as error:  # load_dataset may raise any exception
         raise TrainError(
             f"data '{data}' cannot be loaded: {first_line(error)}",
             f"use a file or a folder with data for the task: --data PATH; {WITH_TOKEN}",
@@ -191,7 +191,7 @@ def _from_hub(data: str, config: str | None) -> dict[str, Any]:
 
 
 def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
-    """Return, for each split of a data set on the Hub, strings that change when the data change.
+    """Return strings that change when a data set on the Hub changes, by split.
 
     Raises:
         TrainError: the data set cannot be loaded.
@@ -223,7 +223,7 @@ def class_names(rows: Rows, label: str) -> list[str]:
 
 
 def host_export_notes(rows: Rows, split: str) -> list[str]:
-    """Return notes on exports of annotation tools in files that only hosts read."""
+    """Return notes on exports of annotation tools, for files that are read only on the hosts."""
     return rows.export_notes(split) if isinstance(rows, ArrowRows) else []
 
 
@@ -238,7 +238,7 @@ def check_rows(rows: Rows, split: str, options: Options, answered: bool) -> None
     Rows of text files are skipped: the machine that runs the command has checked them.
 
     Raises:
-        TrainError: some rows are invalid; the message has the first problems, each with its row.
+        TrainError: some rows are invalid; the message lists the first problems with their rows.
     """
     if isinstance(rows, Table):
         return
@@ -288,7 +288,7 @@ def read_rows(rows: Rows, split: str, read: Callable[[Row], T]) -> Iterator[tupl
     """Call `read` with each row, and yield the row's place and the result.
 
     Raises:
-        TrainError: a row cannot be read; the message has the row's place.
+        TrainError: a row cannot be read; the message contains the row's place.
     """
     for where, row in places(rows, split):
         try:
@@ -386,7 +386,7 @@ def load_texts(
         data: text file *.txt, folder with such files, or other data, see `load_rows`. Each text
             file is one text.
         options: task options, which name the text column of data that has rows.
-        tests: True to return the split test too, if the data have one.
+        tests: True to also return the split test, if the data have one.
 
     Raises:
         TrainError: the data cannot be loaded, or have no split train.

@@ -1,6 +1,6 @@
-"""Choice of the rows that become the validation set and the test set of a training.
+"""Choose which rows of the training data become the validation set and the test set.
 
-The same rows and the same seed give the same sets on every host. Standard library only.
+Given the same rows and seed, every host chooses the same sets. Standard library only.
 """
 
 import random
@@ -16,13 +16,13 @@ SHOWN = 3  # number of group names in a message
 
 
 class RowKeys(NamedTuple):
-    """The values that decide which rows get into the same set.
+    """The values by which rows are assigned to sets.
 
     Attributes:
         column: name of the values in messages.
-        values: a value for each row; empty if nothing decides.
-        together: True if rows with the same value stay together, False if each set has the
-            proportions of the values.
+        values: one value per row; empty if rows are assigned purely at random.
+        together: True if all rows with the same value go into the same set. False if each value
+            has the same share of the rows in every set.
     """
 
     column: str
@@ -31,7 +31,7 @@ class RowKeys(NamedTuple):
 
 
 def size_of(count: int, percent: float, rows: int | None) -> int:
-    """Return the number of rows of a set: `rows`, or else a share of `count`, at least 1.
+    """Return the number of rows in a set: `rows`, or `percent` of `count` (at least 1) if None.
 
     >>> size_of(205, 10, None), size_of(3, 10, None), size_of(205, 10, 7)
     (20, 1, 7)
@@ -43,7 +43,7 @@ def split_rows(count: int, sizes: Mapping[str, int], seed: int) -> dict[str, fro
     """Draw `sizes` of `count` rows, and return the indices of each set.
 
     Raises:
-        TrainError: no row would stay for training.
+        TrainError: no row would be left for training.
     """
     _check_sizes(count, sizes)
     order = array("q", range(count))
@@ -57,12 +57,13 @@ def split_rows(count: int, sizes: Mapping[str, int], seed: int) -> dict[str, fro
 def split_strata(
     strata: Sequence[Hashable], sizes: Mapping[str, int], seed: int, column: str = ""
 ) -> dict[str, frozenset[int]]:
-    """Draw rows so that each set has the proportions of the strata, within one row per stratum.
+    """Draw rows so that the strata have the same proportions in each set, within one row each.
 
     Args:
         strata: stratum of each row, such as its class.
-        column: name of the column if the user asks for it. Each set then gets rows of each stratum.
-            If "", a rare stratum may be in the training set only.
+        column: name of the column with the strata, if the user has chosen it. Each set must then
+            get rows from every stratum. If "", only the training set may have rows from a rare
+            stratum.
 
     Raises:
         TrainError: a set has too few rows, or `column` has a value with too few rows.
@@ -77,7 +78,7 @@ def split_strata(
     sets: dict[str, frozenset[int]] = {}
     totals = {key: len(numbers) for key, numbers in rows.items()}
     for name, size in sizes.items():
-        free = {key: len(numbers) - 1 for key, numbers in rows.items()}  # one row stays
+        free = {key: len(numbers) - 1 for key, numbers in rows.items()}  # one row is left
         counts = _quotas(totals, free, size)
         sets[name] = frozenset(n for key in rows for n in rows[key][: counts[key]])
         rows = {key: numbers[counts[key] :] for key, numbers in rows.items()}
@@ -85,7 +86,7 @@ def split_strata(
 
 
 def rows_by_key(keys: Iterable[Hashable]) -> "dict[Hashable, array[int]]":
-    """Return the indices of the rows that have each key, in 8 bytes for each row."""
+    """Return the row indices for each key; each row needs 8 bytes."""
     rows: dict[Hashable, array[int]] = {}
     for number, key in enumerate(keys):
         if key not in rows:
@@ -95,7 +96,7 @@ def rows_by_key(keys: Iterable[Hashable]) -> "dict[Hashable, array[int]]":
 
 
 def numbers_of_keys(keys: Iterable[Hashable]) -> "array[int]":
-    """Return a number for each key, in 8 bytes; equal keys have equal numbers, from 0.
+    """Number the keys from 0, so that equal keys get equal numbers; each number needs 8 bytes.
 
     >>> numbers_of_keys(["b", "a", "b"])
     array('q', [0, 1, 0])
@@ -105,7 +106,7 @@ def numbers_of_keys(keys: Iterable[Hashable]) -> "array[int]":
 
 
 def shared(values: Iterable[Key]) -> Iterator[Key]:
-    """Yield values; equal values are the same object, so that a list of them needs less memory."""
+    """Yield the values, with one object for all equal values, so that a list needs less memory."""
     different: dict[Key, Key] = {}
     return (different.setdefault(value, value) for value in values)
 
@@ -133,15 +134,15 @@ def _check_strata(
 def _quotas(
     totals: Mapping[Hashable, int], free: Mapping[Hashable, int], size: int
 ) -> dict[Hashable, int]:
-    """Return the number of rows of each stratum in a set of `size` rows, by largest remainders.
+    """Divide the `size` rows of a set among the strata with the largest remainder method.
 
     Args:
         totals: number of rows of each stratum in the data.
-        free: maximum number of rows of each stratum that the set can have.
+        free: maximum number of rows from each stratum that the set may get.
     """
     every = sum(totals.values())
     counts = {key: min(size * total // every, free[key]) for key, total in totals.items()}
-    # the difference to the exact share decides which strata get one more row
+    # the strata that are furthest below their exact share get one more row
     while (missing := size - sum(counts.values())) > 0:
         unfilled = [key for key in totals if counts[key] < free[key]]
         unfilled.sort(key=lambda key: counts[key] - size * totals[key] / every)
@@ -155,17 +156,17 @@ def _quotas(
 def split_groups(
     groups: Sequence[Hashable], sizes: Mapping[str, int], seed: int, column: str
 ) -> tuple[dict[str, frozenset[int]], list[str]]:
-    """Draw whole groups, so that the rows of a group are all in the same set.
+    """Draw whole groups, so that all rows of a group are in the same set.
 
-    The groups are tried in random order. A set takes each group that it has space for. If there is
-    no such group, it takes the smallest one.
+    The groups are tried in random order. A set takes every group that fits into it. If no group
+    fits, the set takes the smallest group.
 
     Args:
         groups: group of each row.
         column: name of the column with the groups, for messages.
 
     Returns:
-        Indices of the rows of each set, and notices about sets of another size.
+        The row indices of each set, and notices about sets whose size differs from the request.
 
     Raises:
         TrainError: there are fewer groups than sets, or no row would stay for training.
@@ -213,12 +214,12 @@ def split_groups(
 def rows_of_fold(
     keys: Sequence[Hashable], together: bool, folds: int, fold: int, seed: int, column: str
 ) -> frozenset[int]:
-    """Return the indices of the rows of one of the parts for cross-validation.
+    """Return the row indices of one part (fold) for cross-validation.
 
-    Each row is in exactly one part. With groups, the largest group comes first, and each group is
-    added to the smallest part, as in scikit-learn's GroupKFold. With strata, the rows of each
-    stratum are dealt to the parts in turn, so that no two parts differ by more than a row in any
-    stratum, nor in their size.
+    Each row is in exactly one part. Groups are added to the smallest part, starting with the
+    largest group, as in scikit-learn's GroupKFold. The rows of each stratum are dealt to the parts
+    in turn. The numbers of rows in any two parts thus differ by at most one, in total and for each
+    stratum.
 
     Args:
         keys: group or stratum of each row.

@@ -1,4 +1,4 @@
-"""Sentence pairs for the quickstart recipe, generated from a seed.
+"""Generate sentence pairs for the quickstart recipe from a seed.
 
 The quickstart fine-tunes a small encoder to decide whether two sentences have the same meaning.
 Rows have the columns of MRPC: `sentence1`, `sentence2` and `label` (1 for the same meaning, 0 for
@@ -20,8 +20,8 @@ import random
 Row = dict[str, str | int]
 Part = tuple[tuple[str, str], ...]
 
-TRAINING_SHARE = 2 / 3  # fraction of each part's meanings that only the split train uses
-OTHER_WORDS = (3, 4)  # number of replaced words; with two, a small encoder trains much longer
+TRAINING_SHARE = 2 / 3  # fraction of each part's meanings that is reserved for the split train
+OTHER_WORDS = (3, 4)  # number of replaced words; with two, training takes much longer
 
 # Each entry is one meaning; its two words are interchangeable.
 PEOPLE = (
@@ -51,7 +51,7 @@ PLACES = (
 TIMES = (("noon", "midday"), ("dawn", "sunrise"), ("dusk", "sunset"), ("midnight", "bedtime"))
 PARTS = (PEOPLE, ACTIONS, KINDS, THINGS, PLACES, TIMES)
 
-# Indices follow PARTS: 0 who, 1 did, 2 what kind of, 3 what, 4 where, 5 when.
+# The numbers are indices into PARTS: 0 who, 1 did, 2 what kind of, 3 what, 4 where, 5 when.
 FORMS = (
     "The {0} {1} a {2} {3} at the {4} at {5}.",
     "At {5}, the {0} {1} a {2} {3} at the {4}.",

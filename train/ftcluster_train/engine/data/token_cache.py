@@ -1,7 +1,7 @@
-"""Cache of tokenised data sets on a host, which later runs with the same data reuse.
+"""Cache of tokenised data sets on a host, for later runs with the same data.
 
-PREFIX/cache/tokens has a folder for each entry; its name is a hash of everything that the tokens
-depend on. A folder that exists is complete. Standard library only.
+PREFIX/cache/tokens contains a folder for each entry. The name of the folder is a hash of everything
+that determines the tokens. A folder that exists is complete. Standard library only.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ NO_TOKEN_FILES = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", "
 
 
 def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
-    """Return a hash of everything that tokens depend on.
+    """Return a hash of everything that determines the tokens.
 
     Args:
         folders: folders or files with code, data and tokenizer; the names and bytes of all relevant
@@ -42,7 +42,7 @@ def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
 def cached_tokens(
     cache: Path, key: str, make: Callable[[Path], list[str]]
 ) -> tuple[Path, list[str]]:
-    """Return the folder of the token samples, and notices about them; make the samples if needed.
+    """Return the folder of the token samples, and notices; create the samples if necessary.
 
     Args:
         make: function that writes the samples into an empty folder and returns notices.
@@ -65,9 +65,9 @@ def remove_least_recent(cache: Path, kept: int, latest: Path) -> None:
     """Remove all but the most recently used entries of a folder.
 
     Args:
-        kept: number of entries that stay.
-        latest: entry that is in use. It stays even if the clock was set back, so that all other
-            entries seem more recent.
+        kept: maximum number of entries to keep.
+        latest: entry that is in use. It is kept even if all other entries seem more recent because
+            the clock was set back.
     """
     entries = [path for path in cache.iterdir() if not path.name.startswith(".")]
     others = [path for path in entries if path != latest]

@@ -1,8 +1,10 @@
-"""Token samples: written once per host, and memory-mapped by each of its ranks.
+"""Token samples: written once per host, and memory-mapped by all ranks on the host.
 
-A folder has `about.json` and two files for each column: the values of all samples (`<name>.values`)
-and the end index of each sample (`<name>.ends`, 64 bits each). Values have the byte order of the
-machine, because only the machine that writes the files reads them. Standard library only.
+A folder contains `about.json` and two files for each column: the values of all samples
+(`<name>.values`) and the end index of each sample (`<name>.ends`, 64 bits each). Values have the
+byte order of the machine, because only the machine that writes the files reads them.
+
+Standard library only.
 """
 
 import hashlib
@@ -17,7 +19,7 @@ from typing import Any
 
 ENDS = "q"
 LENGTHS = "i"
-FLUSH_AT = 1 << 16  # number of values per column that are kept in memory before a write
+FLUSH_AT = 1 << 16  # number of values per column that are buffered in memory before a write
 Sample = dict[str, list[Any]]
 
 
@@ -27,7 +29,7 @@ def token_kind(vocabulary: int) -> str:
 
 
 class SampleWriter:
-    """Writes samples into a folder, and keeps few of them in memory.
+    """Writes samples into a folder, and buffers only a few of them in memory.
 
     Args:
         kinds: type code of each column, as in the module array.
@@ -51,7 +53,7 @@ class SampleWriter:
         self._count += 1
 
     def close(self, **about: Any) -> None:
-        """Close the files, and save `about` for `Samples.about`."""
+        """Close the files, and save the arguments, which readers find in `Samples.about`."""
         for column in self._columns:
             column.close()
         document = {
@@ -139,7 +141,7 @@ class JoinedSamples(Samples):
     """The samples of several sets, one set after the other.
 
     Attributes:
-        about: `about` of the first set, with the values of all sets that identify the samples.
+        about: `about` of the first set, but `count`, `largest` and `sha256` cover all sets.
     """
 
     def __init__(self, sets: Sequence[Samples]) -> None:

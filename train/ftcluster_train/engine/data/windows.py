@@ -1,7 +1,7 @@
-"""Division of long rows into overlapping windows.
+"""Divide long rows into overlapping windows.
 
-Neighbouring windows share tokens, so that each token has some context. A shared token is labelled
-in only one window: the window in which the token is farther from the edge. Standard library only.
+Neighbouring windows share tokens, so that every token has some context. Only one of the two windows
+labels a shared token: the one in which the token is farther from the edge. Standard library only.
 """
 
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""The optimizer step: gradients, parameters, AdamW."""
+"""The optimizer step: gradient reduction, parameter layouts and AdamW."""

@@ -1,4 +1,4 @@
-"""The interface between training loop and optimizers, and the state for resuming a training."""
+"""The interface between the training loop and its optimizers, and the state for resuming."""
 
 import time
 from abc import ABC, abstractmethod
@@ -23,10 +23,10 @@ class StatePart:
     """A contiguous part of a tensor.
 
     Attributes:
-        own: elements of the part that are on this rank.
-        length: number of elements of the whole part.
-        sharded: True if the part is divided into equal pieces, one for each rank; the last pieces
-            end with padding. False if each rank has the whole part.
+        own: elements that this rank stores.
+        length: number of elements of the whole part, without padding.
+        sharded: True if the part is divided into equal pieces, one for each rank, with padding at
+            the end. False if every rank stores the whole part.
     """
 
     own: torch.Tensor
@@ -39,7 +39,7 @@ class StatePart:
         If the part is sharded, every rank must call this method.
 
         Args:
-            memory: buffer for the elements, see `gather_memory`.
+            memory: buffer for the gathered elements, see `gather_memory`.
         """
         if not self.sharded:
             return self.own
@@ -49,7 +49,7 @@ class StatePart:
 
 
 def gather_memory(parts: Iterable[StatePart]) -> torch.Tensor:
-    """Return an fp32 buffer for `StatePart.whole` that is large enough for any of these parts.
+    """Return an fp32 buffer for `StatePart.whole`, large enough for the largest of these parts.
 
     Callers reuse one buffer for all parts, because separate large buffers would fragment the heap.
     Only sharded parts need a buffer.
@@ -59,16 +59,16 @@ def gather_memory(parts: Iterable[StatePart]) -> torch.Tensor:
 
 
 class State:
-    """The tensors that a training needs to resume, by name.
+    """The tensors from which training can resume, by name.
 
-    Their sizes do not depend on the number of ranks, so a training with another number of ranks can
-    load them.
+    The sizes of the tensors do not depend on the number of ranks, so a run can resume with a
+    different number of ranks.
 
     Args:
-        tensors: parts of each tensor in their order, by tensor name.
+        tensors: ordered parts of each tensor, by tensor name.
 
     Attributes:
-        gather_seconds: seconds that `pieces` has waited for other ranks.
+        gather_seconds: total time in seconds that `pieces` has spent gathering the parts.
     """
 
     def __init__(self, tensors: Mapping[str, Sequence[StatePart]]) -> None:
@@ -77,12 +77,12 @@ class State:
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> "State":
-        """Return the state of unsharded tensors, which are complete on every rank."""
+        """Return a state of unsharded tensors: every rank has all elements of each tensor."""
         return cls({name: [StatePart(t, t.numel(), False)] for name, t in tensors.items()})
 
     @property
     def sharded(self) -> bool:
-        """True if the ranks have different pieces of a tensor."""
+        """True if any tensor is divided among the ranks."""
         return any(part.sharded for parts in self._tensors.values() for part in parts)
 
     @property
@@ -100,13 +100,13 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes of all tensors."""
+        """The total size of all tensors in bytes, over all ranks."""
         parts = (part for parts in self._tensors.values() for part in parts)
         return sum(part.length * part.own.itemsize for part in parts)
 
     @property
     def own_nbytes(self) -> int:
-        """The size in bytes of the elements on this rank."""
+        """The total size in bytes of the elements that this rank stores."""
         return sum(part.own.nbytes for parts in self._tensors.values() for part in parts)
 
     def pieces(self, group: dist.ProcessGroup | None = None) -> Iterator[torch.Tensor]:
@@ -128,8 +128,8 @@ class State:
         Every rank must call this method.
 
         Args:
-            values: whole tensors by name on rank `source`; ignored on the other ranks.
-            source: rank that has the values.
+            values: complete tensors by name; only the values on rank `source` are used.
+            source: rank that sends its values.
         """
         for name, parts in self._tensors.items():
             start = 0
@@ -146,9 +146,9 @@ class State:
                 start += part.length
 
     def like(self) -> "State":
-        """Return a new state of the same form, as a target for `copy`.
+        """Return a new state with tensors of the same sizes, as a target for `copy`.
 
-        The new tensors are filled once here, so the first copy takes no longer than later copies.
+        This method writes to the new tensors once, so that the first copy is as fast as later ones.
         """
         return State(
             {
@@ -168,12 +168,12 @@ class State:
 
 
 def exhaust(pieces: Iterator[torch.Tensor]) -> None:
-    """Exhaust an iterator of `State.pieces`, so that other ranks can use their pieces."""
+    """Exhaust an iterator of `State.pieces`, because other ranks wait for this rank's pieces."""
     deque(pieces, maxlen=0)
 
 
 class OptimizerStep(ABC):
-    """The optimizer step: backward passes, reduction of gradients and update of the weights.
+    """The optimizer step: run backward passes, reduce the gradients and update the weights.
 
     Every rank must call each method.
 
@@ -183,7 +183,7 @@ class OptimizerStep(ABC):
             set them before the backward pass, and read the sums after `step`.
         traffic: counters of this rank's communication volume and waiting time.
         pending_gathers: weights that the model must not read until their gather is complete.
-        context: batch context to enter for every pass through the model.
+        context: batch context to enter for every forward and backward pass of the model.
     """
 
     adamw: torch.optim.Optimizer
@@ -193,7 +193,7 @@ class OptimizerStep(ABC):
     context: BatchContext
 
     def start_batch(self, by_rank: Sequence[float]) -> None:  # noqa: B027 - most sum over all ranks
-        """Set the weight of each rank in the mean loss of the next batch.
+        """Set how much each rank counts in the mean loss of the next batch.
 
         Args:
             by_rank: weight of each rank, such as its number of samples.
@@ -201,11 +201,11 @@ class OptimizerStep(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Run the backward pass of a micro-batch and add its gradients.
+        """Run the backward pass of a micro-batch, and add its gradients to those of the step.
 
         Args:
-            last: True for the last micro-batch of a step, whose backward pass also reduces the
-                gradients over the ranks.
+            last: True for the last micro-batch of a step. Its backward pass also sums the gradients
+                over the ranks.
         """
 
     @abstractmethod
@@ -216,13 +216,13 @@ class OptimizerStep(ABC):
         """
 
     def synchronize(self) -> None:  # noqa: B027 - most optimizers need no synchronization
-        """Make the weights of all ranks equal; they differ only if ranks take local steps."""
+        """Make the weights equal on all ranks; they differ only after local steps."""
 
     @abstractmethod
     def digest(self) -> str:
-        """Return a hash to compare between ranks: the SHA-256 of fp32 weights and saved buffers.
+        """Return the SHA-256 of the fp32 weights and saved buffers, to compare between ranks.
 
-        If the model of a rank computes with other weights, the hash of this rank differs.
+        If a rank's model uses different weights, the hash of this rank differs.
         """
 
     @abstractmethod
@@ -231,21 +231,21 @@ class OptimizerStep(ABC):
 
     @abstractmethod
     def state(self) -> State | None:
-        """Return all tensors that the next steps depend on; None if resuming is unsupported.
+        """Return all tensors that later steps depend on; None if this optimizer cannot resume.
 
-        The tensors are not copied.
+        The returned state refers to the live tensors, not to copies.
         """
 
     def state_loaded(self, step: int) -> None:  # noqa: B027 - not called without a state
-        """Prepare to continue after step number `step`, whose tensors `state` has loaded."""
+        """Prepare to continue after step `step`, after its tensors were loaded into `state`."""
 
     @abstractmethod
     def detach(self, wanted: bool = True) -> PreTrainedModel:
-        """Return the model with separate fp32 tensors, as `from_pretrained` would load it.
+        """Return the model with a separate fp32 tensor per weight, as `from_pretrained` loads it.
 
         Args:
-            wanted: False if this rank does not save the returned model; its weights then keep
-                the dtype of the training.
+            wanted: False if this rank does not save the returned model. Its weights then keep the
+                dtype that is used for training.
         """
 
     def attach(self) -> None:  # noqa: B027 - no-op if `detach` makes a copy

@@ -1,4 +1,4 @@
-"""Model weights in one flat fp32 tensor, and a copy in the model's dtype (bf16 or fp32)."""
+"""One flat fp32 tensor with all model weights, and a copy in the model's dtype (bf16 or fp32)."""
 
 import hashlib
 import weakref
@@ -17,7 +17,7 @@ from ftcluster_train.patching.batch_context import (
 )
 from ftcluster_train.patching.exact_heads import exact_parameters
 
-ALIGNMENT = 16  # in elements: each fp32 parameter starts at a cache line
+ALIGNMENT = 16  # number of elements; each fp32 parameter starts at a cache line
 
 # regular expressions for parameters without weight decay, as in transformers' Trainer (5.23,
 # get_decay_parameter_names)
@@ -27,8 +27,8 @@ NO_DECAY = ("bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$
 class PendingGathers(dict[torch.Tensor, Callable[[], None]]):
     """Weights that a model must not read until their gather is complete.
 
-    Each weight has a function that waits for its gather and then removes the weight from this
-    dictionary.
+    The dictionary maps each weight to a function. The function waits until the all-gather of the
+    weight is complete, and then removes the weight from the dictionary.
     """
 
     def wait(self) -> None:
@@ -40,7 +40,7 @@ class PendingGathers(dict[torch.Tensor, Callable[[], None]]):
 def split_by_decay(
     model: torch.nn.Module,
 ) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-    """Return the trainable parameters with weight decay, and the others (biases, norms)."""
+    """Return the trainable parameters with weight decay, and those without (biases, norms)."""
     names = set(get_parameter_names(model, [torch.nn.LayerNorm], list(NO_DECAY)))
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [p for name, p in trainable if name in names], [
@@ -49,7 +49,7 @@ def split_by_decay(
 
 
 def state_layout(model: torch.nn.Module) -> list[str]:
-    """Return the name and shape of each tensor of a state, in order: parameters, saved buffers."""
+    """Return the name and shape of each tensor in a state: first parameters, then saved buffers."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     saved = model.state_dict().keys()
     decayed, others = split_by_decay(model)
@@ -65,14 +65,14 @@ def state_layout(model: torch.nn.Module) -> list[str]:
 
 
 class FlatLayout:
-    """The ranges of a model's trainable parameters in a flat tensor.
+    """The ranges that a model's trainable parameters occupy in a flat tensor.
 
     Args:
-        multiple: each group is padded so that this number divides its length.
+        multiple: each group is padded until its length is a multiple of this number.
 
     Attributes:
         slices: range of each parameter in the flat tensor.
-        groups: range of the parameters with weight decay, and range of the parameters without.
+        groups: two ranges: first the parameters with weight decay, then those without.
         lengths: number of elements of each group, without padding.
     """
 
@@ -92,28 +92,28 @@ class FlatLayout:
 
     @property
     def decayed(self) -> int:
-        """The number of leading elements with weight decay."""
+        """The number of elements with weight decay, which come first in the flat tensor."""
         return int(self.groups[0].stop)
 
     @property
     def elements(self) -> int:
-        """The length of the flat tensor."""
+        """The number of elements of the flat tensor, including padding."""
         return int(self.groups[-1].stop)
 
 
 class ModelWeights:
-    """Turns the parameters of a model into views of a flat tensor.
+    """Makes the parameters of a model views of a flat tensor.
 
-    The model uses `model_weights`, in bf16 or fp32, without casts. Norms and the last layer of
-    classifiers use fp32. A norm weight that is rounded to bf16 would cause the same error in every
-    token; for classifiers see `patching.exact_heads`.
+    The model reads `model_weights` in bf16 or fp32, without casts. Norms and the last layer of
+    classifiers are exceptions and always use fp32. If a norm weight were rounded to bf16, every
+    token would have the same error. For classifiers, see `patching.exact_heads`.
 
     Attributes:
         model_weights: flat weights that the model uses, shape (elements,).
-        fp32_weights: fp32 weights of norms, exact heads, and embeddings that use fp32; by
+        fp32_weights: fp32 weights of norms, exact heads, and embeddings that use fp32, by
             parameter.
-        read_in_fp32: fp32 values that norms and embeddings use while the parameters are views, by
-            parameter; for `BatchContext`.
+        read_in_fp32: fp32 weights that norms and embeddings read while the parameters are views, by
+            parameter; passed to `BatchContext`.
         saved_buffers: buffers that are saved with the model.
         untied_embeddings: embedding weights that no other layer uses.
         attached: True while the parameters are views.
@@ -134,7 +134,7 @@ class ModelWeights:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def attach(self) -> None:
-        """Turn the parameters into views of the flat tensor, unless they already are views."""
+        """Make the parameters views of the flat tensor, unless they already are views."""
         if self.attached:
             return
         self.attached = True
@@ -146,13 +146,13 @@ class ModelWeights:
             parameter.data = data.to(self.model_weights.dtype) if cast else data
 
     def context(self, sinks: GradientSinks, pending: PendingGathers) -> BatchContext:
-        """Return the batch context to enter for every pass through the model."""
+        """Return the batch context to enter for every forward and backward pass of the model."""
         return replace(
             self._context, fp32_weights=self.read_in_fp32, sinks=sinks, pending_gathers=pending
         )
 
     def attach_parameter(self, parameter: torch.nn.Parameter) -> None:
-        """Turn a trainable parameter into a view of the flat tensor."""
+        """Make a trainable parameter a view of the flat tensor."""
         if parameter in self.fp32_weights:
             self.read_in_fp32[parameter] = self.fp32_weights[parameter]
         if parameter in self.norms:
@@ -171,10 +171,10 @@ class ModelWeights:
 
 
 class FlatWeights(ModelWeights):
-    """All weights in fp32 on each rank, and a copy in the dtype that the model uses.
+    """All weights in fp32 on every rank, and a copy of the weights in the model's dtype.
 
-    The optimizer updates `master_weights`. If the model uses fp32, `model_weights` is the same
-    tensor. Norms and embeddings always use `master_weights`.
+    The optimizer updates `master_weights`. If the model's dtype is fp32, `model_weights` and
+    `master_weights` are the same tensor. Norms and embeddings always read `master_weights`.
 
     Attributes:
         master_weights: flat fp32 weights, shape (elements,).
@@ -214,11 +214,11 @@ class FlatWeights(ModelWeights):
 def add_gradient_hook(
     parameter: torch.nn.Parameter, method: Callable[[torch.nn.Parameter], None]
 ) -> None:
-    """Call a method with the parameter when the backward pass has computed its gradient.
+    """Call `method` with the parameter each time a backward pass has computed its gradient.
 
-    The hook has only a weak reference to the method's object. Python's garbage collector cannot
-    follow references inside torch, so a reference cycle of parameter and object would never be
-    freed.
+    The hook keeps only a weak reference to the method's object. A strong reference would create a
+    cycle between parameter and object. Python's garbage collector could never free this cycle,
+    because it does not see references inside torch.
     """
     weak = weakref.WeakMethod(method)
 
@@ -230,7 +230,7 @@ def add_gradient_hook(
 
 
 def add_buffers(digest: "hashlib._Hash", buffers: Iterable[torch.Tensor]) -> None:
-    """Add the bytes of buffers to a hash."""
+    """Update a hash with the bytes of buffers."""
     for buffer in buffers:
         digest.update(buffer.contiguous().flatten().view(torch.uint8).numpy())
 
@@ -246,11 +246,11 @@ def _round_up(count: int, multiple: int) -> int:
 
 
 def fp32_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Return the parameters that a model uses in fp32.
+    """Return the parameters that a model must use in fp32.
 
-    These are the weights of norms and of exact heads, and the magnitudes of DoRA adapters. DoRA
-    divides each magnitude by a length. The quotient starts at 1 and changes slowly, but bf16 has no
-    number between 1 and 1.0078.
+    These are the weights of norms and exact heads, and the magnitudes of DoRA adapters. DoRA
+    divides each magnitude by the length of the corresponding weight row. This quotient starts at 1
+    and changes slowly. bf16 would lose these changes, because its next number above 1 is 1.0078.
     """
     exact = exact_parameters(model)
     exact |= {a.magnitude for a in adapters_of(model).values() if a.magnitude is not None}

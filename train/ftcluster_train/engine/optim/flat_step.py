@@ -1,14 +1,14 @@
-"""Optimizer steps with all weights on each rank: AdamW, and AdamW with local steps.
+"""Optimizer steps that keep all weights on each rank: AdamW, and AdamW with local steps.
 
-With local steps each worker (a host) trains alone, and the workers exchange their updates after
-several steps.
+With local steps, each worker (a host) trains alone for several steps. Then the workers exchange
+their updates.
 
-DiLoCo (Douillard et al. 2023): all workers start from common weights. After a fixed number of local
-steps, each worker computes its outer gradient: the common weights minus the worker's weights. An
-outer step of SGD with Nesterov momentum uses the mean of the outer gradients to compute the next
-common weights. The exchange of outer gradients overlaps with the workers' next steps. The updates
-of these steps are then added to the new common weights (as in Streaming DiLoCo, Douillard et al.
-2025).
+The algorithm is DiLoCo (Douillard et al. 2023). All workers start from common weights. After a
+fixed number of local steps, each worker computes its outer gradient: the common weights minus the
+worker's weights. An outer step (SGD with Nesterov momentum) uses the mean of the outer gradients to
+compute the next common weights. While the outer gradients are exchanged, the workers take their
+next local steps. The updates from these steps are then added to the new common weights, as in
+Streaming DiLoCo (Douillard et al. 2025).
 """
 
 import hashlib
@@ -29,11 +29,11 @@ from ftcluster_train.engine.optim.base import OptimizerStep, State
 from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers, add_buffers
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 
-NORM_BLOCK = 1 << 16  # number of elements of a block in `norm_of`
+NORM_BLOCK = 1 << 16  # number of elements per block in `norm_of`
 
 
 def adamw_arguments(training: Training) -> dict[str, Any]:
-    """Return the arguments of torch's AdamW."""
+    """Return the keyword arguments for torch's AdamW that match the recipe."""
     return {
         "lr": training.learning_rate,
         "betas": (training.adam_beta1, training.adam_beta2),
@@ -43,14 +43,14 @@ def adamw_arguments(training: Training) -> dict[str, Any]:
 
 
 class AdamW(torch.optim.AdamW):  # type: ignore[misc]
-    """torch's AdamW for contiguous fp32 weights, with a C kernel if it supports this CPU.
+    """AdamW for contiguous fp32 weights: a C kernel if it supports this CPU, or else torch's.
 
     Args:
-        copies: bf16 copy of each fp32 tensor of weights; each step updates the copies too.
+        copies: bf16 copy of each fp32 weight tensor; each step also updates the copies.
 
     Attributes:
-        grad_scale: divisor of the gradients; None means 1. The C kernel does not change the
-            gradients.
+        grad_scale: number by which each step divides the gradients; None means 1. The C kernel
+            leaves the gradient tensors unchanged.
     """
 
     grad_scale: torch.Tensor | None = None
@@ -65,7 +65,7 @@ class AdamW(torch.optim.AdamW):  # type: ignore[misc]
         self._copies = copies or {}
 
     def moments(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return AdamW's moments of `weights`, and create them before the first step."""
+        """Return AdamW's moments of `weights`; create the moments if they do not exist yet."""
         moments: dict[str, torch.Tensor] = self.state[weights]
         if not moments:
             moments["step"] = torch.tensor(0.0, dtype=torch.float32)
@@ -105,12 +105,12 @@ class AdamW(torch.optim.AdamW):  # type: ignore[misc]
 
 
 class FlatOptimizerStep(OptimizerStep):
-    """AdamW on one flat fp32 tensor with all weights.
+    """AdamW on one flat fp32 tensor that contains all weights.
 
     Args:
         model: model in fp32; its parameters are in `dtype` afterwards.
         world_size: number of ranks in the group.
-        group: ranks that share their gradients; all ranks by default.
+        group: ranks over which gradients are summed; None means all ranks.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class FlatOptimizerStep(OptimizerStep):
         norm = self._norm()
         if not norm.isfinite():
             return float(norm)
-        if self._max_norm > 0:  # clip by grad_scale: AdamW divides the gradients by it
+        if self._max_norm > 0:  # grad_scale clips: AdamW divides the gradients by it
             self.adamw.grad_scale = (norm / self._max_norm).clamp(min=1.0)
         self.adamw.step()
         return float(norm)
@@ -191,8 +191,8 @@ class FlatOptimizerStep(OptimizerStep):
 def norm_of(flat: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm of a long fp32 tensor, computed from the norms of its blocks.
 
-    A single fp32 sum of squares is too small by 0.15 % for 22 million elements, and by 2.3 % for
-    355 million.
+    If all squares were added in one fp32 sum, the norm would be too small because of rounding: by
+    0.15 % for 22 million elements, and by 2.3 % for 355 million elements.
     """
     whole = len(flat) // NORM_BLOCK * NORM_BLOCK
     blocks = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_BLOCK), dim=1)
@@ -201,10 +201,11 @@ def norm_of(flat: torch.Tensor) -> torch.Tensor:
 
 
 class LocalOptimizerStep(FlatOptimizerStep):
-    """AdamW on each worker, and an outer step over all workers after several steps (DiLoCo).
+    """AdamW on each worker, with an outer step over all workers after several steps (DiLoCo).
 
-    A local step sums only flags over all ranks: control flags, and a flag for a gradient norm that
-    is not finite. If the norm of any worker is not finite, no worker changes its weights.
+    In a local step, only flags are summed over all ranks: the control flags, and a flag that is set
+    if the worker's gradient norm is not finite. If this flag is set on any worker, no worker
+    changes its weights.
 
     Args:
         model: model in fp32; its parameters are in `dtype` afterwards.
@@ -214,14 +215,14 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self._worker = make_worker()
         super().__init__(model, training, dtype, len(self._worker.ranks), self._worker.steps)
         self._steps, self._dtype = training.sync_steps, training.sync_dtype
-        self._overlap = self._steps // 2  # maximum number of steps that an exchange may take
+        self._overlap = self._steps // 2  # maximum number of local steps during an exchange
         self._rate, self._beta = training.outer_learning_rate, training.outer_momentum
         weights = self.weights.master_weights
         self._common, self._momentum = weights.clone(), torch.zeros_like(weights)
         self._sent, self._mean = torch.empty_like(weights), torch.empty_like(weights)
-        self._share = self._worker.share  # fraction of a batch that this worker trains on
+        self._share = self._worker.share  # fraction of each batch that this worker trains on
         self._since = 0  # number of local steps since the last exchange began
-        self._exchange: Future[None] | None = None  # the running exchange
+        self._exchange: Future[None] | None = None  # the exchange in progress
         self._thread = ThreadPoolExecutor(1, "exchange")
 
     def start_batch(self, by_rank: Sequence[float]) -> None:
@@ -229,7 +230,7 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self._share = own / sum(by_rank)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        super().backward(loss / self._share, last)  # makes it this worker's mean loss
+        super().backward(loss / self._share, last)  # convert the loss to this worker's mean loss
 
     def step(self) -> float:
         norm = super().step()
@@ -272,8 +273,8 @@ class LocalOptimizerStep(FlatOptimizerStep):
     def _exchange_sent(self) -> None:
         """Sum `_sent` over the workers.
 
-        With int8, this worker sends rounded values. The rounding error stays in its weights, and
-        is therefore sent in the next exchange.
+        With int8, this worker sends rounded values. The rounding error stays in the worker's
+        weights, so it is part of the next exchange.
         """
         worker = self._worker
         if worker.leaders:

@@ -1,4 +1,4 @@
-"""A model's gradients in one flat tensor, all-reduced in buckets during the backward pass."""
+"""All gradients of a model in one flat tensor, all-reduced in buckets during the backward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,37 +14,37 @@ from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.flat_params import FlatWeights, add_gradient_hook
 from ftcluster_train.patching.batch_context import GradientSinks, RowGradients
 
-CONTROL_FLAGS = 2  # number of flags that are summed with the gradients
+CONTROL_FLAGS = 2  # number of control flags that are summed over the ranks with the gradients
 FP32_PER_MIB = 1 << 18
-BUCKET = 25 * FP32_PER_MIB  # default number of elements of a bucket, as in torch's DDP
-TABLE = 1 << 20  # minimum number of elements of an embedding whose rows are exchanged separately
+BUCKET = 25 * FP32_PER_MIB  # default number of elements per bucket, as in torch's DDP
+TABLE = 1 << 20  # an embedding needs this many elements to have its rows exchanged separately
 
 
 class GradientBuckets:
     """Sums gradients over micro-batches and ranks, in fp32.
 
     As soon as the backward pass has computed a parameter's gradient, a hook adds the gradient to
-    `flat` and frees it. If there is a kernel for the CPU, linear layers add their gradients to
-    `flat` themselves (`sinks.sums`). In the last backward pass of a step each complete bucket is
-    all-reduced, in the same order on every rank.
+    `flat` and frees the original. On CPUs with a suitable kernel, linear layers add their gradients
+    directly to `flat` (`sinks.sums`). In the last backward pass of a step, each bucket is
+    all-reduced as soon as it is complete, in the same order on every rank.
 
-    In an embedding, only the rows of the batch's tokens have gradients (`sinks.rows`). Tables are
-    large embeddings whose weights no other layer uses. For a table the ranks exchange these rows,
-    unless an all-reduce of the whole table takes fewer bytes. All ranks add the rows in the same
-    order.
+    In an embedding, only the rows of tokens in the batch have gradients (`sinks.rows`). This class
+    calls a large embedding a table if no other layer uses its weights. The ranks exchange only the
+    rows of a table that have gradients, unless an all-reduce of the whole table transfers fewer
+    bytes. All ranks add the rows in the same order.
 
     Attributes:
         flat: gradients in fp32, shape (elements,), in the layout of the master weights.
         control_flags: values that are summed over the ranks with the gradients, shape
             (CONTROL_FLAGS,); set them before the backward pass.
-        traffic: counters of the communication volume of the gradients.
+        traffic: counters of the bytes sent for gradients.
         sinks: destinations of gradients that kernels compute, for `BatchContext`.
 
     Args:
         world_size: number of ranks in the group.
-        bf16: True to send gradients in bf16; requires the group of all ranks.
-        group: ranks to sum over; all ranks by default.
-        bucket_mb: size of a bucket in fp32, in MiB; 25 by default.
+        bf16: True to send gradients in bf16, which works only if the group contains all ranks.
+        group: ranks to sum over; None means all ranks.
+        bucket_mb: maximum size of a bucket in fp32, in MiB; None means 25.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class GradientBuckets:
         self._bucket_mb = bucket_mb
         self._slices = weights.layout.slices
         self._bf16 = Bf16AllReduces() if bf16 and world_size > 1 else None
-        self._tables = {  # every rank has the same order
+        self._tables = {  # the order of the tables is the same on every rank
             p: place
             for p, place in self._slices.items()
             if world_size > 1 and p in weights.untied_embeddings and p.numel() >= TABLE
@@ -83,11 +83,11 @@ class GradientBuckets:
             for number in numbers:
                 self._parameters_in[number] += 1
         self._seen: set[torch.nn.Parameter] = set()  # parameters with a gradient in this step
-        # rows of tables that may not be 0
+        # indices of the table rows that may differ from 0
         self._filled: dict[torch.nn.Parameter, list[torch.Tensor]] = {}
         self._sums: dict[torch.nn.Parameter, GradientSums | None] = {}
         self._waits: list[Callable[[], Any]] = []  # functions that wait for the sent buckets
-        self._missing: list[int] = []  # missing gradients of each bucket; empty if nothing is sent
+        self._missing: list[int] = []  # missing gradients of each bucket; [] if nothing is sent
         rows: dict[torch.Tensor, RowGradients] = {parameter: [] for parameter in self._slices}
         self.sinks = GradientSinks(rows=rows)
         for parameter in self._slices:
@@ -97,12 +97,12 @@ class GradientBuckets:
         self.offer_sums(True)
 
     def offer_sums(self, offered: bool) -> None:
-        """Let kernels add gradients to `flat`, or leave all gradients to autograd.
+        """Allow or forbid kernels to add gradients to `flat`.
 
-        Kernels must not add gradients while the parameters are not views of the flat weights.
+        Forbid it while the parameters are not views of the flat weights.
 
         Args:
-            offered: True to let kernels add gradients.
+            offered: True if kernels may add gradients; False if autograd computes all gradients.
         """
         self.sinks.sums.clear()
         if offered:
@@ -117,12 +117,12 @@ class GradientBuckets:
         self._missing = list(self._parameters_in) if last else []
 
     def wait(self) -> torch.Tensor:
-        """Wait for the all-reduces, and return `flat`, the gradients summed over the ranks.
+        """Wait for all all-reduces, and return `flat` with the gradients summed over the ranks.
 
         Call this method after the last backward pass of a step.
         """
         for parameter in self._slices.keys() - self._seen:
-            self._clear(parameter)  # the parameter has no gradient, or only row gradients
+            self._clear(parameter)  # no gradient in this step, or only row gradients
             if parameter not in self._tables:
                 self._add_rows(parameter)
         self._missing = [0] * len(self.buckets)
@@ -140,7 +140,7 @@ class GradientBuckets:
 
     def _add_gradient(self, parameter: torch.nn.Parameter) -> None:
         if parameter in self._tables and parameter.grad is None:
-            return  # row gradients follow at the end
+            return  # its row gradients are added after the last backward pass
         flat, grad, sums = self._flat(parameter), parameter.grad, self._sums[parameter]
         added = sums is not None and sums.filled
         if grad is None:
@@ -167,9 +167,10 @@ class GradientBuckets:
             self._send_complete_buckets()
 
     def _sum_tables(self) -> None:
-        """Sum the gradients of tables over the ranks, row by row where this takes fewer bytes.
+        """Sum the gradients of each table over the ranks.
 
-        If a rank has a gradient of a whole table, the table is all-reduced.
+        The ranks exchange only rows if this transfers fewer bytes than an all-reduce of the table.
+        If any rank has a gradient for the whole table, the table is all-reduced.
         """
         own_rows = [
             None if table in self._seen else joined(self.sinks.rows[table], table.shape[1])
@@ -202,12 +203,12 @@ class GradientBuckets:
         values: torch.Tensor,
         counts: Sequence[int],
     ) -> None:
-        """Add the rows of all ranks to a table's gradient, which must be 0.
+        """Add the row gradients of all ranks to a table's gradient, which must be 0 before.
 
         Args:
-            rows: indices of this rank's rows.
+            rows: indices of the rows for which this rank has gradients.
             values: gradients of these rows.
-            counts: number of rows of each rank.
+            counts: number of rows that each rank sends.
         """
         most, ranks, width = max(*counts, 1), self._world_size, table.shape[1]
         padded = torch.zeros(most, dtype=rows.dtype)
@@ -238,7 +239,7 @@ class GradientBuckets:
             self._filled[parameter].append(rows)
 
     def _clear(self, parameter: torch.nn.Parameter) -> None:
-        """Set a parameter's gradient to 0; skip rows that are known to be 0."""
+        """Set a parameter's gradient to 0, except for rows that are already known to be 0."""
         if parameter in self._filled:
             for rows in self._filled[parameter]:
                 self._flat(parameter).index_fill_(0, rows, 0)
@@ -258,7 +259,7 @@ class GradientBuckets:
             self._waits.append(self._start_all_reduce(self._all[self.buckets[number]]))
 
     def _start_all_reduce(self, bucket: torch.Tensor) -> Callable[[], Any]:
-        """Start the all-reduce of a bucket and return a function that waits for its end."""
+        """Start the all-reduce of a bucket, and return a function that waits for it."""
         if self._bf16:
             for _ in range(2):
                 self.traffic.add(bucket.nbytes // 2, self._world_size)
@@ -274,14 +275,14 @@ def _is_large_bf16(grad: torch.Tensor) -> bool:
 
 
 def joined(gradients: RowGradients, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add the row gradients of all micro-batches, and clear their list.
+    """Sum a table's row gradients over all micro-batches, and clear the list `gradients`.
 
     Args:
-        gradients: row gradients of a table from each micro-batch.
-        width: number of elements of a row.
+        gradients: row gradients of the table from each micro-batch.
+        width: number of elements per row.
 
     Returns:
-        Row indices, each once, and the gradients of these rows.
+        The distinct row indices, and the summed gradient of each row.
     """
     no_rows = torch.empty(0, width, dtype=torch.float32)
     parts = [(torch.empty(0, dtype=torch.int64), no_rows)]
@@ -315,16 +316,17 @@ def without(whole: slice, holes: Sequence[slice]) -> Iterator[slice]:
 def bucket_slices(
     decayed: int, end: int, bucket_mb: int | None = None, multiple: int = 1
 ) -> list[slice]:
-    """Divide the flat gradients into buckets, and return their slices in the order of filling.
+    """Divide the flat gradients into buckets, and return their slices in the order they fill up.
 
-    The backward pass starts with the last layers, so their buckets come first. Biases and norms
-    come last, because every layer has some.
+    The backward pass starts with the last layers, so the buckets of these layers come first.
+    The buckets of biases and norms come last, because they are complete only after the pass has
+    reached the first layer.
 
     Args:
-        decayed: number of leading elements with weight decay.
-        end: length of the flat tensor.
-        bucket_mb: maximum size of a bucket in fp32, in MiB; 25 by default.
-        multiple: number that divides the length of each bucket, if it divides `decayed` and `end`.
+        decayed: number of elements with weight decay, which come first in the flat tensor.
+        end: number of elements of the flat tensor.
+        bucket_mb: maximum size of a bucket in fp32, in MiB; None means 25.
+        multiple: the length of each bucket is a multiple of this number if `decayed` and `end` are.
     """
     most = bucket_mb * FP32_PER_MIB if bucket_mb else BUCKET
     size = max(most // multiple, 1) * multiple

@@ -1,7 +1,8 @@
-"""Intel Extension for PyTorch (IPEX), used if the stack has it and the plan requests it.
+"""Intel Extension for PyTorch (IPEX), used if the stack contains it and the plan requests it.
 
-Model and optimizer are changed as by the option `--use_ipex` of transformers' Trainer, which exists
-in transformers 4.55 but not in 4.57. Tested with IPEX 2.8.0, including CPUs of other vendors.
+This module changes the model and the optimizer like the option `--use_ipex` of transformers'
+Trainer, which exists in transformers 4.55 but no longer in 4.57. It was tested with IPEX 2.8.0,
+also on CPUs from vendors other than Intel.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ def load_ipex() -> Any:
     """
     try:
         return importlib.import_module("intel_extension_for_pytorch")
-    # IPEX exits on a CPU without AVX2, and raises AttributeError with an unsupported torch
+    # IPEX raises SystemExit on a CPU without AVX2, and AttributeError with an unsupported torch
     except (Exception, SystemExit) as error:
         raise TrainError(
             f"IPEX (intel_extension_for_pytorch) cannot be imported with torch "
@@ -48,15 +49,16 @@ def load_ipex() -> Any:
 class IpexOptimizerStep(OptimizerStep):
     """`ipex.optimize` at level O1 and torch's AdamW.
 
-    With bf16 the layers use bf16 copies of their weights, packed for oneDNN, and the optimizer
-    updates the fp32 weights. torch computes the AdamW step, because IPEX does not fuse AdamW on
-    CPUs (2.8.0, optim/_optimizer_utils.py).
+    With bf16, the layers use bf16 copies of their weights, which IPEX packs for oneDNN. The
+    optimizer updates the fp32 weights. The AdamW step is torch's, because IPEX 2.8.0 has no fused
+    AdamW for CPUs (see its optim/_optimizer_utils.py).
 
     Args:
         model: model in fp32; IPEX changes it in place and sets training mode.
 
     Raises:
-        TrainError: IPEX cannot be imported, or has no bf16 kernels for this CPU.
+        TrainError: IPEX cannot be imported, cannot optimize this model, or has no bf16 kernels for
+            this CPU.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class IpexOptimizerStep(OptimizerStep):
         world_size: int,
     ) -> None:
         ipex = load_ipex()
-        model.train()  # IPEX accepts an optimizer only if the model is in training mode
+        model.train()  # IPEX rejects an optimizer unless the model is in training mode
         dtype = torch.bfloat16 if bf16 else torch.float32
         try:
             self._model, self.adamw = ipex.optimize(
@@ -93,7 +95,7 @@ class IpexOptimizerStep(OptimizerStep):
 
     def step(self) -> float:
         for parameter in self._parameters:
-            if parameter.grad is None:  # this rank had no sample, or the loss does not depend on it
+            if parameter.grad is None:  # no sample on this rank, or no effect on the loss
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self._world_size > 1:
@@ -117,12 +119,12 @@ class IpexOptimizerStep(OptimizerStep):
         digest = hashlib.sha256()
         saved = self._model.state_dict()
         for name, _ in self._model.named_parameters():
-            if name in saved:  # IPEX's layers have additional parameters
+            if name in saved:  # skip parameters that only IPEX's layers have
                 digest.update(saved[name].contiguous().view(torch.uint8).numpy())
         return digest.hexdigest()
 
     def gradients_digest(self) -> str:
-        """Return the norm of the last step's gradients; the gradients themselves are not kept."""
+        """Return the gradient norm of the last step, because the gradients are not kept."""
         return self._norm.hex()
 
     def state(self) -> None:
@@ -131,8 +133,9 @@ class IpexOptimizerStep(OptimizerStep):
     def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - each rank copies
         """Return a new model with the same weights.
 
-        The new model gets the fp32 weights from IPEX's `state_dict`. IPEX's layers have packed
-        weights, and `save_pretrained` would save bf16 as the model's dtype.
+        The new model gets the fp32 weights from IPEX's `state_dict`. The IPEX model itself cannot
+        be saved: its layers have packed weights, and `save_pretrained` would record bf16 as the
+        dtype.
         """
         plain = type(self._model)(self._model.config)
         plain.load_state_dict(self._model.state_dict())

@@ -1,4 +1,4 @@
-"""Selection of a run's optimizer step and learning rate schedule."""
+"""Choose the optimizer step and the learning rate schedule of a run."""
 
 import inspect
 import math
@@ -26,22 +26,22 @@ from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.train_state import warmup_steps
 from ftcluster_train.errors import TrainError
 
-# arguments of transformers' schedules that this module passes, so a recipe cannot set them
+# arguments of transformers' schedules that this module sets, so recipes must not set them
 GIVEN = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
-WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # unsupported: no metric is passed to schedules
+WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # not supported, because they need a metric
 
 
 def make_optimizer_step(
     job: Job, model: PreTrainedModel, world_size: int, bf16_weights: bool = True
 ) -> OptimizerStep:
-    """Return the optimizer step that the job's recipe selects.
+    """Return the optimizer step for a job and its recipe.
 
     Args:
         model: model in fp32; it is changed in place.
-        bf16_weights: False to keep the model's weights in fp32 even in a bf16 training.
+        bf16_weights: False to keep the model's weights in fp32 even if training uses bf16.
 
     Raises:
-        TrainError: the job requests IPEX, which cannot be loaded.
+        TrainError: the job requests IPEX, but IPEX cannot be loaded.
     """
     training, bf16 = job.recipe.training, job.precision == "bf16"
     if job.ipex:
@@ -66,10 +66,11 @@ def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRSch
     """Return the learning rate schedule of the recipe's `training`.
 
     Args:
-        steps: number of optimizer steps of the whole training.
+        steps: total number of optimizer steps.
 
     Raises:
-        TrainError: the installed transformers lacks the schedule, or rejects lr_scheduler_kwargs.
+        TrainError: the installed transformers has no such schedule, or lr_scheduler_kwargs does not
+            fit the schedule.
     """
     kind, extra = training.lr_scheduler_type, dict(training.lr_scheduler_kwargs)
     warmup = warmup_steps(training, steps)
@@ -82,7 +83,7 @@ def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRSch
             num_training_steps=steps,
             scheduler_specific_kwargs=extra,
         )
-        # find wrong arguments now: some raise an error only at a later step
+        # call the schedule now, because some wrong arguments would fail only at a later step
         for multiplier in schedule.lr_lambdas:
             for step in (0, warmup, warmup + 1, steps // 2, steps):
                 float(multiplier(step))
@@ -100,16 +101,16 @@ def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRSch
 def set_step(schedule: LRScheduler, step: int) -> None:
     """Set a schedule to step number `step`.
 
-    The multipliers of a schedule depend only on the number of the step.
+    This works because the learning rate of a schedule depends only on the step number.
     """
     schedule.last_epoch = step - 1
-    with warnings.catch_warnings():  # torch warns if the optimizer has made no step yet
+    with warnings.catch_warnings():  # torch warns if the optimizer has not taken a step yet
         warnings.simplefilter("ignore")
         schedule.step()
 
 
 def _check_names(kind: str, extra: dict[str, Any]) -> None:
-    """Check that a schedule exists, and that `extra` has all required and no invalid arguments."""
+    """Check that a schedule exists, and that `extra` has its required and only valid arguments."""
     schedules = {
         str(name.value): function
         for name, function in TYPE_TO_SCHEDULER_FUNCTION.items()

@@ -1,7 +1,7 @@
-"""The sharded optimizer: each rank updates its pieces of the weights.
+"""The sharded optimizer: each rank updates only its own pieces of the weights.
 
-A step has three phases, as in ZeRO's stage 2 (Rajbhandari et al. 2019): reduce-scatter of
-gradients, AdamW on this rank's pieces, and all-gather of weights in the model's dtype. The
+As in ZeRO's stage 2 (Rajbhandari et al. 2019), a step has three phases: a reduce-scatter of the
+gradients, AdamW on this rank's pieces, and an all-gather of the weights in the model's dtype. The
 all-gather overlaps with the next forward pass.
 """
 
@@ -21,29 +21,31 @@ from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.engine.optim.sharded_weights import Bucket, ShardedWeights, moved, overlap
 from ftcluster_train.patching.batch_context import GradientSinks, RowGradients
 
-IN_FLIGHT = 2  # maximum number of concurrent reduce-scatters; each needs a buffer
+IN_FLIGHT = 2  # maximum number of concurrent reduce-scatters, each of which needs a buffer
 
 
 class ShardedGradients:
     """Sums gradients over micro-batches and ranks, in fp32 (ZeRO's stage 2).
 
     As soon as the backward pass has computed a parameter's gradient, a hook copies the gradient
-    into the buffer of its bucket and frees it. A complete bucket is reduce-scattered, and its
-    buffer is reused for another bucket. Each rank thus sends its gradients in every backward pass,
-    and never has all gradients in memory. Row gradients (`sinks.rows`) are added with the gradient
-    of their parameter.
+    into the buffer of the parameter's bucket and frees the original. A complete bucket is
+    reduce-scattered, and its buffer is then reused for another bucket. Each rank thus sends its
+    gradients in every backward pass, and never has all gradients in memory. Row gradients
+    (`sinks.rows`) are added together with the gradient of their parameter.
 
-    All ranks send the buckets in the same order. After the first step this is the order in which
+    All ranks send the buckets in the same order. After the first step, they use the order in which
     rank 0 completed the buckets. If the loss does not depend on a parameter, the parameter's bucket
-    is complete only at the end of a backward pass. Such buckets come last and delay no others.
+    is complete only at the end of the backward pass. Such buckets are sent last, so that they do
+    not delay the other buckets.
 
     Args:
-        dtype: dtype of gradients on the network: fp32, bf16, or auto. With auto, gradients that
-            torch computes in bf16 are sent in bf16, so that no gradient is rounded.
+        dtype: dtype in which gradients are sent: fp32, bf16, or auto. With auto, a bucket is
+            sent in bf16 if torch computes all its gradients in bf16, and in fp32 otherwise, so no
+            gradient is rounded.
         rounds: number of backward passes per step; a rank with fewer passes sends zeros.
 
     Attributes:
-        sums: this rank's piece of each bucket's summed gradients, in fp32.
+        sums: this rank's piece of the summed gradients of each bucket, in fp32.
         sinks: destinations of row gradients that kernels compute, for `BatchContext`.
     """
 
@@ -122,6 +124,7 @@ class ShardedGradients:
         """Write a parameter's gradient into a bucket's buffer, and zeros into the padding after it.
 
         Args:
+            gradient: gradient of the parameter, or None if only row gradients exist.
             number: index of the bucket.
         """
         bucket = self._weights.buckets[number]
@@ -158,22 +161,22 @@ class ShardedGradients:
             self._free[buffer.dtype, len(buffer)].append(buffer)
 
     def _buffer(self, number: int) -> torch.Tensor:
-        """Return an uninitialised buffer for a bucket."""
+        """Return a buffer for a bucket, with undefined contents."""
         kind = self._dtypes[number], len(self.sums[number]) * dist.get_world_size()
         free = self._free[kind]
         return free.pop() if free else torch.empty(kind[1], dtype=kind[0])
 
 
 def elements_of_rows(rows: torch.Tensor, values: torch.Tensor, within: slice) -> torch.Tensor:
-    """Add values to rows of a zero matrix, and return a range of the flattened matrix.
+    """Return a range of a flattened matrix that is 0 except for values added to some rows.
 
     Args:
         rows: row indices, which may repeat, shape (n,).
-        values: values that are added to these rows, shape (n, width).
-        within: range of elements in the flattened matrix.
+        values: values to add to these rows, shape (n, width).
+        within: range of the flattened matrix to return.
 
     Returns:
-        The elements of the range, shape (elements,).
+        The elements in this range, shape (elements,).
     """
     width = values.shape[1]
     first, end = within.start // width, -(-within.stop // width)
@@ -184,7 +187,7 @@ def elements_of_rows(rows: torch.Tensor, values: torch.Tensor, within: slice) ->
 
 
 class ShardedOptimizerStep(OptimizerStep):
-    """AdamW on this rank's pieces of the weights.
+    """AdamW on the pieces of the weights that belong to this rank.
 
     Args:
         model: model in fp32; its parameters are in `dtype` afterwards.
@@ -238,7 +241,7 @@ class ShardedOptimizerStep(OptimizerStep):
         if self._max_norm > 0:  # clip by grad_scale: AdamW divides the gradients by it
             scale = max(1.0, self._norm / self._max_norm)
             self.adamw.grad_scale = torch.tensor(scale, dtype=torch.float32)
-        self.pending_gathers.wait()  # for parameters that the model has not used
+        self.pending_gathers.wait()  # gathers of weights that the model has not read
         self.adamw.step()
         self.weights.start_gather()
         return self._norm

@@ -1,4 +1,4 @@
-"""Sharded model weights: all weights in the model's dtype, and this rank's pieces in fp32."""
+"""Sharded model weights: all weights in the model's dtype, but only this rank's pieces in fp32."""
 
 import hashlib
 from collections.abc import Iterator
@@ -27,10 +27,10 @@ class Bucket:
 
     Attributes:
         place: range of the bucket in the flat tensor.
-        length: number of elements of the bucket, without the padding at the end.
+        length: number of elements in the bucket, without the padding at the end.
         own: range of this rank's piece in the flat tensor.
-        parameters: parameters that are completely or partly in the bucket.
-        has_norms: True if the model uses some weights of the bucket in fp32.
+        parameters: parameters with at least one element in the bucket.
+        has_norms: True if the model uses some weights in the bucket in fp32.
         bf16_gradients: True if torch computes all of the bucket's gradients in bf16.
     """
 
@@ -43,20 +43,20 @@ class Bucket:
 
 
 class ShardedWeights(ModelWeights):
-    """All weights in the dtype that the model uses, and this rank's pieces in fp32.
+    """All weights in the model's dtype, and this rank's pieces of the weights in fp32.
 
-    The optimizer updates `masters`. `start_gather` sends rounded copies to all ranks for the model.
-    Embeddings use the rounded weights.
+    The optimizer updates `masters`. Then `start_gather` rounds the updated weights to the model's
+    dtype and sends them to all ranks. Embeddings also read the rounded weights.
 
     Attributes:
-        pending_gathers: weights that are being gathered.
+        pending_gathers: weights whose all-gather is not complete yet.
         buckets: buckets in the order in which the backward pass fills them.
         masters: this rank's piece of each bucket, in fp32; views of `model_weights` if the model
             uses fp32.
-        traffic: counters of the communication volume of weights and gradients.
+        traffic: counters of the bytes sent for weights and gradients.
 
     Args:
-        bucket_mb: maximum size of a bucket in fp32, in MiB; 25 by default.
+        bucket_mb: maximum size of a bucket in fp32, in MiB; None means 25.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class ShardedWeights(ModelWeights):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def start_gather(self) -> None:
-        """Start to gather the updated weights of all ranks for the model; call after each step.
+        """Start to gather the updated weights from all ranks; call this method after each step.
 
-        The gather overlaps with the next forward pass, and starts with the weights of the first
+        The gather overlaps with the next forward pass, so it starts with the weights of the first
         layers.
         """
         for number in reversed(range(len(self.buckets))):
@@ -142,8 +142,8 @@ class ShardedWeights(ModelWeights):
     def whole_buckets(self) -> Iterator[tuple[Bucket, torch.Tensor]]:
         """Yield each bucket with its fp32 weights, in the order of the flat tensor.
 
-        The weights are valid until the next bucket is requested. Every rank must exhaust the
-        iterator.
+        The yielded weights are valid only until the next bucket is requested. Every rank must
+        exhaust the iterator.
         """
         parts = [
             StatePart(master, bucket.length, sharded=True)
@@ -161,7 +161,7 @@ class ShardedWeights(ModelWeights):
     def digest(self) -> str:
         """Return the SHA-256 of all fp32 weights and of the buffers that are saved with the model.
 
-        If the model of a rank computes with other weights, the hash of this rank differs.
+        If a rank's model uses different weights, the hash of this rank differs.
         """
         self.pending_gathers.wait()
         digest = hashlib.sha256()
@@ -204,7 +204,7 @@ class ShardedWeights(ModelWeights):
         return self.model_weights[bucket.place][: bucket.length]
 
     def _norms_in(self, bucket: Bucket) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Yield the fp32 weights of each norm in a bucket, and their range in the bucket."""
+        """Yield the fp32 weights of each norm in a bucket, and the range that they have in it."""
         for parameter in bucket.parameters:
             if parameter in self.norms:
                 place = self.layout.slices[parameter]
@@ -220,7 +220,7 @@ def overlap(left: slice, right: slice) -> slice:
 
 
 def moved(part: slice, whole: slice) -> slice:
-    """Return the slice `part`, relative to the start of the slice `whole`."""
+    """Return the slice `part` with indices that count from the start of the slice `whole`."""
     return slice(part.start - whole.start, part.stop - whole.start)
 
 

@@ -1,1 +1,1 @@
-"""The tasks, which convert data to batches, and compute losses, predictions and metrics."""
+"""Tasks, which convert data to batches, and compute losses, predictions and metrics."""

@@ -34,8 +34,8 @@ class TargetAnswer:
     Attributes:
         tokens: prompt and answer.
         start: index of the answer's first token.
-        ends: True if the last token is the one that ends answers.
-        whole: False if text before `tokens` is missing, so that lengths are not known.
+        ends: True if the last token is the token that ends answers.
+        whole: False if `tokens` begins in the middle of a text, so the text's length is unknown.
     """
 
     tokens: Sequence[int]
@@ -52,9 +52,9 @@ class TargetAnswer:
 def answers_in(
     tokens: Sequence[int], targets: Sequence[int], end: int | None
 ) -> Iterator[TargetAnswer]:
-    """Yield the answers of a conversation. An answer ends with `end`, if it contains `end`.
+    """Yield the answers of a conversation, each up to its last token `end`, if it contains one.
 
-    Templates may write more after that token, such as a line break, which nobody generates.
+    Templates may write more after that token, such as a line break, which is never generated.
 
     Args:
         targets: indices of the target tokens, ascending.
@@ -74,7 +74,7 @@ def texts_in(tokens: Sequence[int], end: int | None, begins: bool) -> Iterator[T
 
     Args:
         end: token that ends a text.
-        begins: True if a text begins with the block.
+        begins: True if the block starts at the beginning of a text.
     """
     start = 0
     for number, token in enumerate(tokens, start=1):
@@ -88,16 +88,16 @@ class AnswerReview:
 
     Args:
         settings: generation settings of the pretrained model.
-        noun: name of the answers for messages: answers, or texts.
+        noun: word for the answers in messages: answers or texts.
     """
 
     def __init__(self, settings: Mapping[str, Any], noun: str = "answers") -> None:
         self._settings, self._noun = settings, noun
         self._counts: Counter[str] = Counter()
-        self._lengths: list[int] = []  # shortest and longest answer, and longest with its prompt
+        self._lengths: list[int] = []  # lengths: shortest and longest answer, longest with prompt
         self._total = 0
         self._checks = {name: _CHECKS[name] for name in _CHECKS if settings.get(name)}
-        if "max_new_tokens" in self._checks:  # it replaces the other length, as in transformers
+        if "max_new_tokens" in self._checks:  # it overrides max_length, as in transformers
             self._checks.pop("max_length", None)
         if "min_new_tokens" in self._checks:
             self._checks.pop("min_length", None)
@@ -119,12 +119,12 @@ class AnswerReview:
         """Return a notice for each setting that keeps the model from generating answers.
 
         Args:
-            alone: True if adapters are saved alone, and the base model keeps its settings.
+            alone: True if only adapters are saved, so the base model keeps its settings.
         """
         notices = []
         for name in self._checks:
             count, value = self._counts[name], self._settings[name]
-            # this one matters only for texts of the longest length
+            # forced_eos_token_id affects only texts of the maximum length
             if not count or (name == "forced_eos_token_id" and 2 * count <= self._total):
                 continue
             shown = f"{name} {value}" if isinstance(value, int) else name
@@ -175,7 +175,7 @@ class AnswerReview:
 
 
 def where(model: str) -> str:
-    """Return the place of inherited generation settings, for messages."""
+    """Return the location of the inherited generation settings, for messages."""
     return f"in generation_config.json of {model} (or of a copy of it)"
 
 
@@ -183,12 +183,12 @@ def end_notices(
     split: str, model: str, settings: Mapping[str, Any], end: int | None, after: Sequence[int],
     tokenizer: PreTrainedTokenizerBase, alone: bool,
 ) -> list[str]:  # fmt: skip
-    """Return a notice if generation does not stop at the end of an answer by inherited settings.
+    """Return a notice if inherited settings do not stop generation at the end of an answer.
 
     Args:
-        end: special token that ends answers; None if there is none.
-        after: tokens that the chat template writes after an answer.
-        alone: True if adapters are saved alone, and the base model keeps its settings.
+        end: id of the special token that ends answers; None if there is no such token.
+        after: ids of the tokens that the chat template writes after an answer.
+        alone: True if only adapters are saved, so the base model keeps its settings.
     """
     ends = token_list(settings.get("eos_token_id"))
     if {*ends} & {end, *after} or settings.get("stop_strings"):
@@ -217,11 +217,11 @@ def padding_notices(
     split: str, model: str, settings: Mapping[str, Any], size: int,
     tokenizer: PreTrainedTokenizerBase, alone: bool,
 ) -> list[str]:  # fmt: skip
-    """Return a notice for each special token of the settings that the model does not have.
+    """Return a notice for each special token in the settings that the model does not have.
 
     Args:
         size: number of token embeddings; 0 if unknown.
-        alone: True if adapters are saved alone, and the base model keeps its settings.
+        alone: True if only adapters are saved, so the base model keeps its settings.
     """
     notices = []
     for name, token in outside_vocabulary(settings, size):
@@ -242,7 +242,7 @@ class InheritedSettings:
     """The generation settings that a decoder inherits from the model that it is trained from.
 
     Args:
-        recipe: recipe of the training.
+        recipe: recipe of the training run.
     """
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -261,7 +261,7 @@ class InheritedSettings:
         return bool(getattr(self._recipe.options, "reset_generation", False))
 
     def read(self, folder: Path) -> None:
-        """Read the settings in a model's folder, unless its weights are not used.
+        """Read the settings in a model's folder, unless the model is trained from scratch.
 
         Raises:
             GivenFileError: a file is damaged.
@@ -289,12 +289,12 @@ class InheritedSettings:
     def notices(
         self, split: str, review: AnswerReview, end: int | None, after: Sequence[int], trains: bool
     ) -> list[str]:
-        """Return notices about the settings that contradict the answers of a set.
+        """Return notices about settings that conflict with the answers of a set.
 
         Args:
-            end: token that ends answers; None if there is none.
-            after: tokens that the chat template writes after an answer.
-            trains: True for a training, which repairs settings; False for an evaluation.
+            end: id of the token that ends answers; None if there is no such token.
+            after: ids of the tokens that the chat template writes after an answer.
+            trains: True for a training run, which repairs the settings; False for an evaluation.
         """
         if self._settings is None:
             return []
@@ -313,7 +313,7 @@ class InheritedSettings:
 
 
 def _has_gram_of(answer: TargetAnswer, forbidden: set[tuple[int, ...]], size: int) -> bool:
-    """Return True if a forbidden sequence ends in the answer."""
+    """Return True if the answer contains the end of a forbidden token sequence."""
     tokens, first = answer.tokens, max(answer.start + 1, size)
     return any(
         tuple(tokens[stop - size : stop]) in forbidden for stop in range(first, len(tokens) + 1)
@@ -330,9 +330,9 @@ def _has_forbidden_word(answer: TargetAnswer, settings: Mapping[str, Any]) -> bo
 
 
 _Check = Callable[[TargetAnswer, Mapping[str, Any]], bool]
-# conditions under which generation cannot produce an answer, as in transformers
+# for each setting, the condition under which transformers cannot generate an answer
 _CHECKS: dict[str, _Check] = {
-    # counts the prompt too, but not the end token
+    # min_length counts the prompt too, but not the end token
     "min_length": lambda a, s: (
         a.ends and a.whole and len(a.tokens) <= whole_number(s["min_length"])
     ),

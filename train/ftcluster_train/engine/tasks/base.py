@@ -1,4 +1,4 @@
-"""The interface between a task and the rest of the engine: data preparation and training loop."""
+"""The interface between tasks and the engine, which prepares the data and runs the training."""
 
 import contextlib
 import json
@@ -66,12 +66,12 @@ VALIDATION_ROWS = "validation_rows.json"  # indices of the rows drawn for valida
 TEST_ROWS = "test_rows.json"  # indices of the rows drawn for the test set
 COMPARED_TOKENS = 64
 NO_KEYS = RowKeys("", ())
-# recipe fields without effect if no set is drawn
+# recipe fields that have no effect if no rows are drawn from the training set
 OF_DRAWN = ("validation_split_rows", "test_split_rows", "test_split_percentage", "stratify_column")
 
 Data = str | tuple[DataSet, ...]  # the field `data` of a recipe
 
-# function that runs the model on samples, and returns its outputs and the targets for the loss
+# function that runs the model on samples, and returns the model's outputs and the loss's targets
 Forward = Callable[[Sequence[Sample]], tuple[Any, dict[str, torch.Tensor]]]
 
 
@@ -106,30 +106,30 @@ class Document(NamedTuple):
 class Task(ABC):
     """The base class of all tasks.
 
-    `encode` runs once per host: it converts raw data to token samples, which each rank reads. Other
-    methods convert the samples to batches, and compute losses and metrics.
+    `encode` runs once per host: it converts raw data to token samples, which all ranks of the host
+    read. The other methods convert the samples to batches, and compute losses and metrics.
 
     Args:
         purpose: purpose of the data: training, evaluation or prediction.
-        trained: configuration of the trained model for an evaluation or a prediction.
+        trained: configuration of the trained model, for an evaluation or a prediction; else None.
 
     Attributes:
         name: the task's name in a recipe, see `registry.register`.
         compares_batch: True if the loss of a sample depends on all samples of a step. A step then
             calls `gather_batch`, `vectors` and `batch_loss` instead of `loss`.
         width: number of elements of each vector from `vectors`.
-        packs: True if a sample may have several sequences that do not depend on each other.
-        shows_answers: True if the report of an evaluation shows texts that the model generates.
-        options: the task's fields of the recipe.
-        reader: wrapper of the tokenizer, which counts unusual texts for notices.
+        packs: True if a sample may contain several independent sequences.
+        shows_answers: True if the evaluation report shows texts that the model generates.
+        options: the recipe fields of the task.
+        reader: tokenizer wrapper that counts empty texts and special tokens, for notices.
         limit: maximum number of tokens of a sample.
         validation_splits: names of the validation sets.
-        uses: column names of the first data set, by the purpose of the columns.
-        uses_of: column names of each data set, by its name and by the purpose of the columns.
-        drawn: rows that were drawn for validation, by the name of their data set.
-        drawn_tests: rows that were drawn for the test set, by the name of their data set.
-        loss_column: column with one value, such as a target token, for each term in the mean loss
-            of a set; "" if each sample is one term.
+        uses: names of the first data set's columns, by purpose, such as label.
+        uses_of: a mapping like `uses` for each data set, by the name of the data set.
+        drawn: rows that were drawn for validation, by data set name.
+        drawn_tests: rows that were drawn for the test set, by data set name.
+        loss_column: name of the column whose values are counted to weight the mean loss of a set,
+            such as one value per target token; "" to count samples.
         separates_sets: True if all samples of a batch must come from one data set.
         model_class: transformers' AutoModelFor... class.
         large_vocabulary: True if the loss is computed over the whole vocabulary.
@@ -137,21 +137,21 @@ class Task(ABC):
         trains_head: True if the head may start with new weights; False if the head must be
             pretrained, as in language models.
         group_by_length: True if batches may consist of samples of similar length.
-        head: weight of the last layer if this layer returns its input (hidden states) in training,
-            otherwise None.
-        evaluation_head: weight of the last layer if this layer returns its input in evaluations,
-            otherwise None.
+        head: weight of the last layer if the model returns hidden states instead of logits in
+            training; otherwise None.
+        evaluation_head: weight of the last layer if the model returns hidden states instead of
+            logits in evaluations; otherwise None.
         pads: True if the samples of a batch are padded to one length.
         needs_reference: True if the loss needs predictions of a reference model: the untrained
             model or a teacher.
-        references_validation: True if these predictions are needed for validation sets too.
+        references_validation: True if validation sets need the reference predictions too.
         reads_padding: True if the loss depends on the model's outputs for padding tokens.
         compares: True if the data report compares the documents of different sets.
         trained_rows: file with the hashes of the training rows, or None.
-        draws: True if samples change in each epoch, see `draw`.
+        draws: True if samples are randomized anew in each epoch, see `draw`.
         biased_head: True if the head may have a bias, which the loss adds.
-        reference_model: teacher that computes the reference predictions; None for the untrained
-            model.
+        reference_model: teacher that computes the reference predictions; None if the untrained
+            model computes them.
         reference_key: text that identifies the reference model.
         used_as: recipe with the settings for using the trained model.
         disables_dropout: True if the model is trained without dropout.
@@ -160,7 +160,7 @@ class Task(ABC):
         score_notices: notices for the user about the last evaluation, from `doubts`.
         own_metric_names: names of the metrics that `own_metrics` computes.
         own_metrics: function from a user's own file that computes further metrics.
-        columns: names of the columns that were detected in the training data, by recipe field.
+        columns: column names that were detected in the training data, by recipe field.
     """
 
     name: ClassVar[str]
@@ -216,7 +216,7 @@ class Task(ABC):
         self.uses: Columns = {}
         self.uses_of: dict[str, Columns] = {}
         self._reviewed: list[str] = []
-        self._unread: dict[str, tuple[str, ...]] = {}  # columns that are not read, by data set
+        self._unread: dict[str, tuple[str, ...]] = {}  # ignored columns, by data set
         self.trained_rows: Path | None = None
         self.smoothing = recipe.training.label_smoothing_factor
         self.head: torch.Tensor | None = None
@@ -227,16 +227,17 @@ class Task(ABC):
 
     @classmethod
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:  # noqa: ARG003
-        """Return True if this class supports a recipe whose task has this class's name.
+        """Return True if this class supports the recipe, whose task has the name of this class.
 
-        If several classes with the same name support it, the registry uses the most derived class.
+        If several classes with this name support the recipe, the registry uses the most derived
+        class.
         """
         return True
 
     def sample_settings(self) -> dict[str, Any]:
-        """Return the settings that samples depend on, as JSON data.
+        """Return further settings that the samples depend on, as JSON data.
 
-        Recipe, data and tokenizer are not included.
+        The result does not include the recipe, the data and the tokenizer.
         """
         return {}
 
@@ -259,7 +260,7 @@ class Task(ABC):
         """Load the teacher as `reference_model`."""
 
     def inspect_model(self, folder: Path) -> None:
-        """Read a model's settings for the preparation of texts; called before `encode`.
+        """Read the model settings that `encode` depends on; called before `encode`.
 
         Raises:
             TrainError: the folder cannot be read.
@@ -287,7 +288,7 @@ class Task(ABC):
 
     @contextlib.contextmanager
     def naming(self, split: str) -> Iterator[None]:
-        """Name the data set, if it is one of several, in the errors of a `with` block.
+        """Add the data set's name, if any, to the errors that are raised in a `with` block.
 
         Args:
             split: name of the data set, or of one of its splits.
@@ -311,7 +312,7 @@ class Task(ABC):
         """Write the samples of each set into `folder`/SET; for a prediction also write the rows.
 
         Args:
-            data: the recipe's data: a path or a name, or several data sets.
+            data: value of the recipe field `data`: a path, a name, or several data sets.
             longest: maximum number of tokens of the model's input; None for no limit.
 
         Returns:
@@ -332,7 +333,7 @@ class Task(ABC):
         """Return the maximum sample length, and a notice if the model's limit determines it.
 
         Args:
-            wanted: number of tokens in the recipe.
+            wanted: maximum number of tokens that the recipe sets.
             field: name of the recipe field, for the notice.
             longest: maximum number of tokens of the model's input; None for no limit.
         """
@@ -342,7 +343,7 @@ class Task(ABC):
         return self.limit, [f"{field} is {longest}, the model's limit, instead of {wanted}"]
 
     def sets(self, data: Data) -> dict[str, Rows]:
-        """Return the rows of each set that the task reads, by the names from `split_name`.
+        """Return the rows of each set that the task reads, keyed by the name from `split_name`.
 
         Raises:
             TrainError: the data cannot be loaded, or lack a set that the task needs.
@@ -382,7 +383,7 @@ class Task(ABC):
         for split, rows in sets.items():
             name = data_set_of(split, self._options)
             names: dict[str, str] = {}
-            # reading the rows reports missing columns
+            # do not rename if columns are missing: this error is reported when the rows are read
             uses = self.uses if {name, next(iter(self._options))} <= self.uses_of.keys() else {}
             for use, columns in uses.items():
                 others = self.uses_of[name].get(use, ())
@@ -414,7 +415,7 @@ class Task(ABC):
         return reviewed.notes(split)
 
     def inspect_rows(self, rows: Rows) -> None:
-        """Set options that the recipe leaves open, from the rows of the first set."""
+        """Derive options that the recipe does not set from the rows of the first set."""
 
     def inspect_columns(self, rows: Rows) -> None:
         """Set `uses` and `columns` from the columns of the rows."""
@@ -422,7 +423,7 @@ class Task(ABC):
             self.uses = spec_of(self.options).column_uses(
                 self.options, columns_of(rows), self.purpose != PREDICT
             )
-        except DataError:  # reading the rows reports the error with more details
+        except DataError:  # reported in more detail when the rows are read
             return
         self.uses_of[self._data_set] = self.uses
         divides = (self.recipe.group_column, self.recipe.stratify_column)
@@ -445,10 +446,10 @@ class Task(ABC):
         return [*notices, *self.reader.notices()]
 
     def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
-        """Return the sets and notices.
+        """Return the sets, including drawn validation and test sets, and notices.
 
-        If a data set has no validation set, or not the test set that the recipe asks for, draw
-        their rows from its training set.
+        If a data set lacks a validation set, or a test set that the recipe asks for, rows are drawn
+        from its training set.
 
         Raises:
             TrainError: there are too few rows, or a group is in several sets.
@@ -481,7 +482,7 @@ class Task(ABC):
         return complete, notices
 
     def _divide(self, sets: dict[str, Rows], name: str) -> tuple[dict[str, Rows], list[str]]:
-        """Draw the sets that a data set lacks, as the recipe's fields about splits say."""
+        """Draw the sets that a data set lacks, according to the split fields of the recipe."""
         recipe, rows = self.recipe, sets[split_name(TRAIN, name)]
         train = split_name(TRAIN, name)
         lacks_validation = self.validation_splits == (VALIDATION,) and (
@@ -529,7 +530,7 @@ class Task(ABC):
         return divided, notices
 
     def _keys(self, rows: Rows, split: str) -> RowKeys:
-        """Return the group or the stratum of each row: from the recipe's column, or the task's."""
+        """Return each row's group or stratum, from the recipe's column or else from the task."""
         if column := self.recipe.group_column:
             return RowKeys(column, values_of(rows, column, split), together=True)
         if column := self.recipe.stratify_column:
@@ -539,10 +540,10 @@ class Task(ABC):
     def _draw(
         self, keys: RowKeys, count: int, sizes: Mapping[str, int], seed: int
     ) -> tuple[dict[str, frozenset[int]], list[str]]:
-        """Return the indices of the rows of each new set, and notices.
+        """Return the row indices of each new set, and notices.
 
         Args:
-            count: number of rows.
+            count: number of rows to draw from.
             sizes: number of rows of each new set.
         """
         if not sizes:
@@ -555,7 +556,7 @@ class Task(ABC):
         return split_rows(count, sizes, seed), []
 
     def _fold(self, keys: RowKeys, tests: frozenset[int], count: int, seed: int) -> frozenset[int]:
-        """Return the indices of the rows of the recipe's fold; rows of the test set are in none."""
+        """Return the row indices of the recipe's fold; test rows do not belong to any fold."""
         folds, fold = self.recipe.folds, self.recipe.fold
         assert folds is not None, "called without folds"
         assert fold is not None, "the control node has checked this"
@@ -565,11 +566,11 @@ class Task(ABC):
         return frozenset(others[position] for position in chosen)
 
     def keys_of_rows(self, rows: Rows) -> RowKeys:  # noqa: ARG002
-        """Return the values that decide the set of each row if the recipe names no column."""
+        """Return each row's group or stratum for drawing sets, if the recipe names no column."""
         return NO_KEYS
 
     def _check_groups(self, sets: Mapping[str, Rows], column: str) -> None:
-        """Check that no group is in two sets, which files of the user may cause."""
+        """Check that no group is in two sets, which can happen if the user supplies both sets."""
         set_of: dict[str, str] = {}
         for split, rows in sets.items():
             for group in dict.fromkeys(values_of(rows, column, split)):
@@ -590,7 +591,7 @@ class Task(ABC):
         return drawn, f"{len(drawn)} row{'s' * (len(drawn) != 1)}"
 
     def keep_rows(self, sets: Mapping[str, Rows], folder: Path) -> None:
-        """Write the rows to predict to a file; `answers` are added to these rows later."""
+        """Write the rows to predict to a file; the results of `answers` are added to them later."""
         if PREDICTED in sets:
             with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
                 for row in sets[PREDICTED]:
@@ -623,8 +624,8 @@ class Task(ABC):
         """Prepare `loss` to read hidden states instead of logits, if the model allows this.
 
         Returns:
-            Weight of the last layer, which must then return its input in training; None if `loss`
-            reads logits.
+            The weight of the last layer if this layer must return its input (hidden states) in
+            training; None if `loss` reads logits.
         """
         if self.large_vocabulary and not self.smoothing:
             self.head = find_head(model, self.biased_head)
@@ -634,9 +635,9 @@ class Task(ABC):
         self, model: "PreTrainedModel", train_set: Samples, world: "World", bf16: bool,  # noqa: ARG002
         log: "ProgressLog",  # noqa: ARG002
     ) -> Samples:  # fmt: skip
-        """Return the training set with additions by the untrained model, such as negatives.
+        """Return the training set, extended by the untrained model, for example with negatives.
 
-        Every rank must call this method, and gets the same samples.
+        Every rank must call this method. All ranks get the same samples.
         """
         return train_set
 
@@ -662,17 +663,17 @@ class Task(ABC):
         return None
 
     def start_step(self, step: int, steps: int) -> None:
-        """Prepare for a training step, for example with a weight that depends on the step.
+        """Prepare a training step, for example by setting a loss weight that depends on the step.
 
         Args:
             step: number of the step, counted from 1.
-            steps: number of steps of the training.
+            steps: total number of training steps.
         """
 
     def draw(self, sample: Sample, number: int, epoch: int | None) -> Sample:  # noqa: ARG002
-        """Return a sample with random parts, such as masks.
+        """Return a copy of a sample with random changes, such as masked tokens.
 
-        The column `targets` of the result has the indices of the target tokens.
+        The column `targets` of the result lists the indices of the target tokens.
 
         Args:
             number: index of the sample in its set.
@@ -688,7 +689,7 @@ class Task(ABC):
         return KernelMode(head=self.evaluation_head)
 
     def evaluation_tokens(self, model: "PreTrainedModel") -> int:
-        """Return the maximum number of tokens of an evaluation batch.
+        """Return the maximum number of tokens in an evaluation batch.
 
         The maximum is lower if the model returns logits over the vocabulary for all tokens.
         """
@@ -699,8 +700,8 @@ class Task(ABC):
     def inputs_to_compare(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Return model arguments for comparing a saved model with the model in memory.
 
-        Plain transformers must accept the arguments. If each token has logits over the vocabulary,
-        the arguments have few tokens.
+        Unmodified transformers must accept these arguments. If the model computes logits over the
+        vocabulary for each token, the arguments contain only few tokens.
         """
         if not self.large_vocabulary:
             return self.collate(samples).inputs
@@ -737,7 +738,7 @@ class Task(ABC):
             samples: samples of this rank.
 
         Returns:
-            An object whose `counts` has the number of vectors of each rank.
+            An object whose attribute `counts` lists the number of vectors of each rank.
         """
         raise NotImplementedError
 
@@ -766,11 +767,11 @@ class Task(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return the data that `score` and `answers` need of each sample, as JSON data."""
+        """Return the data that `score` and `answers` need for each sample, as JSON data."""
 
     @abstractmethod
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return the metrics of a set, from the predictions for all of its samples."""
+        """Compute the metrics of a set from the predictions for all its samples."""
 
     def compared(
         self, predictions: Sequence[Any], samples: Samples
@@ -782,7 +783,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:  # noqa: ARG002
-        """Return a reason to distrust the metrics of a set, or ""."""
+        """Return a reason to distrust the metrics of a set; "" if there is none."""
         return ""
 
     def fit(self, predictions: Sequence[Any], samples: Samples) -> None:
@@ -793,11 +794,11 @@ class Task(ABC):
         return None
 
     def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:  # noqa: ARG002
-        """Return [source, reference, prediction] of a few samples; [] without generated texts."""
+        """Return [source, reference, prediction] for a few samples; [] if none are generated."""
         return []
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
-        """Use the prediction settings, such as thresholds, of an earlier evaluation.
+        """Use the prediction settings, such as thresholds, from an earlier evaluation.
 
         Args:
             classes: class reports of the evaluation, see `Scores`.

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 def numbered(names: Sequence[str]) -> dict[str, Any]:
     """Return the configuration fields for classes with these names, numbered in this order.
 
-    The problem type is reset, because the model's old problem type may not fit the new classes.
+    The problem type is reset, because the pretrained model's type may not fit the new classes.
     """
     numbers = dict(enumerate(names))
     label2id = {name: number for number, name in numbers.items()}

@@ -1,4 +1,4 @@
-"""Generation settings of models: what a model's folder has, and what a decoder is saved with."""
+"""Generation settings: reading them from a model's folder, and writing them for a decoder."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def read_generation_settings(folder: Path) -> dict[str, Any]:
-    """Return the generation settings in a model's folder, which older models have in config.json.
+    """Return the generation settings in a model's folder; older models keep them in config.json.
 
     Raises:
         GivenFileError: the file is damaged.
@@ -33,7 +33,7 @@ def read_generation_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_vocabulary_size(folder: Path) -> int:
-    """Return the number of token embeddings in a model's config.json; 0 if it does not have it.
+    """Return the number of token embeddings from a model's config.json; 0 if it is missing there.
 
     Raises:
         GivenFileError: the file is damaged.
@@ -55,10 +55,10 @@ def kept_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def plain_settings(
     inherited: GenerationConfig, tokenizer: PreTrainedTokenizerBase, **more: Any
 ) -> GenerationConfig:
-    """Return generation settings with the special tokens alone.
+    """Return generation settings that contain only the special tokens.
 
     Args:
-        more: further settings.
+        more: further settings to include.
     """
     first = {name: getattr(inherited, name, None) for name in KEPT}
     return GenerationConfig(
@@ -70,7 +70,7 @@ def plain_settings(
 
 
 def outside_vocabulary(settings: Mapping[str, Any], size: int) -> Iterator[tuple[str, int]]:
-    """Yield the settings that name a special token which the model does not have, with the token.
+    """Yield each setting that names a special token outside the vocabulary, with the token's id.
 
     Args:
         size: number of token embeddings; 0 if unknown.
@@ -82,7 +82,7 @@ def outside_vocabulary(settings: Mapping[str, Any], size: int) -> Iterator[tuple
 
 
 def padding_of(tokenizer: PreTrainedTokenizerBase, size: int) -> int | None:
-    """Return a token for padding that the model has, or None.
+    """Return the id of a padding token that the model has, or None.
 
     Args:
         size: number of token embeddings.
@@ -96,15 +96,16 @@ def repair_settings(
 ) -> None:
     """Repair a saved decoder's generation_config.json, so that generation stops and can pad.
 
-    The token that ends a trained text joins the end tokens, because base models know only the
-    end-of-text token. A token for padding that the model does not have is replaced.
+    The token that ends a training text is added to the end tokens, because the settings of base
+    models contain only the end-of-text token. If the model lacks the padding token, the setting is
+    replaced.
 
-    For adapters the file has only the end tokens, because transformers reads all settings from the
-    base model; `generation.load_decoder` reads them.
+    For adapters the file contains only the end tokens, for `generation.load_decoder`, because
+    transformers reads all settings from the base model.
 
     Args:
         folder: folder of the saved model.
-        end: token that ends a trained text; None if there is none.
+        end: id of the token that ends a training text; None if there is no such token.
     """
     repaired: dict[str, Any] = {}
     ends = token_list(model.generation_config.eos_token_id)
@@ -125,35 +126,35 @@ def repair_settings(
 
 
 def whole_number(value: Any) -> int:
-    """Return a setting that is a number; 0 if it is absent or has another type."""
+    """Return a setting as an integer; 0 if it is absent or has another type."""
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0
 
 
 def token_list(value: Any) -> list[int]:
-    """Return the tokens of a setting that has one token or a list of tokens."""
+    """Return the tokens of a setting that holds one token or a list of tokens."""
     values = value if isinstance(value, list) else [value]
     return [token for token in values if isinstance(token, int) and not isinstance(token, bool)]
 
 
 def forbidden_words(settings: Mapping[str, Any]) -> list[tuple[int, ...]]:
-    """Return the token sequences of bad_words_ids; as in transformers, without end tokens."""
+    """Return the token sequences in bad_words_ids, except end tokens, as in transformers."""
     value, ends = settings.get("bad_words_ids"), token_list(settings.get("eos_token_id"))
     words = [token_list(word) for word in value] if isinstance(value, list) else []
     return [tuple(word) for word in words if word and word not in [[end] for end in ends]]
 
 
 def grams(tokens: Sequence[int], size: int) -> set[tuple[int, ...]]:
-    """Return the different sequences of `size` consecutive tokens."""
+    """Return the distinct sequences of `size` consecutive tokens."""
     if size < 1:
         return set()
     return {tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)}
 
 
 def repeats(tokens: Sequence[int], size: int, start: int = 0) -> bool:
-    """Return True if a sequence of `size` tokens occurs again, and its repetition ends in a part.
+    """Return True if `size` consecutive tokens repeat earlier ones and end at `start` or later.
 
     Args:
-        start: index of the part's first token.
+        start: index of the first token in which a repetition may end.
     """
     if size < 1:
         return False

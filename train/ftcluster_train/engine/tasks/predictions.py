@@ -1,4 +1,4 @@
-"""Predictions for a set: each rank computes a part of them, and all ranks get all of them."""
+"""Predictions for a set: each rank computes a part of them, and every rank gets all of them."""
 
 from typing import Any
 

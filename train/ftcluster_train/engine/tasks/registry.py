@@ -1,8 +1,8 @@
-"""The registry of task classes, by the task names in recipes.
+"""The registry that maps the task names in recipes to task classes.
 
-Each task class registers itself with the decorator `@register`. The folders next to this module are
-imported when a task is first needed, so a new folder needs no change here. A user's own task file
-registers its class in the function `on_hosts`, which is called at the same time.
+Each task class is registered with the decorator `@register`. The folders next to this module are
+imported when a task is first needed, so a new folder needs no change here. At the same time, the
+function `on_hosts` of a user's own task file is called, which registers the file's task class.
 """
 
 import pkgutil
@@ -21,15 +21,15 @@ from ftcluster_train.errors import TrainError
 Kind = TypeVar("Kind", bound=type[Task])
 
 _kinds: dict[str, list[type[Task]]] = {}
-_own: dict[str, str] = {}  # digests of users' files whose classes are registered, by task name
+_own: dict[str, str] = {}  # digest of the user's file that registered a class, by task name
 
 
 def register(kind: Kind) -> Kind:
-    """Register a task class under its `name`, and return the class; a decorator.
+    """Register a task class under its `name`, and return the class. Use it as a decorator.
 
     Raises:
-        ValueError: an unrelated class has the same name. Related classes share a base class below
-            `Task`.
+        ValueError: an unrelated class has the same name. Classes are related if they share a base
+            class that derives from `Task`.
     """
     others = _kinds.setdefault(kind.name, [])
     for other in others:

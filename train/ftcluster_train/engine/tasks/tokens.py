@@ -10,15 +10,15 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.errors import TrainError
 
-TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # columns of the tokenizer that models use
+TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # tokenizer columns that models read
 
 
 class TextReader:
     """A tokenizer that counts empty texts, and special tokens in texts.
 
     Attributes:
-        empty: number of texts or pairs that have only special tokens.
-        special: number of texts that contain a special token, by the token.
+        empty: number of texts or pairs that consist of special tokens only.
+        special: number of texts that contain a special token, for each special token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -53,14 +53,14 @@ class TextReader:
         return columns, len(long)
 
     def token_kinds(self) -> dict[str, str]:
-        """Return the array type codes of the tokenizer's columns that the model uses, by column."""
+        """Return the array type code of each tokenizer column that the model reads."""
         kind = token_kind(len(self.tokenizer))
         return {
             name: kind for name in TOKENIZER_COLUMNS if name in self.tokenizer.model_input_names
         }
 
     def pad(self, samples: Sequence[Sample], side: str = "right") -> dict[str, torch.Tensor]:
-        """Return tensors of the tokenizer's columns and attention_mask, padded to equal length."""
+        """Return the tokenizer's columns and attention_mask as tensors, padded to equal length."""
         fill = {
             "input_ids": self.tokenizer.pad_token_id,
             "token_type_ids": self.tokenizer.pad_token_type_id,
@@ -78,7 +78,7 @@ class TextReader:
         self.special.update(token for text in texts for token in tokens if token in text)
 
     def notices(self) -> list[str]:
-        """Return notices for the user about the tokens of the texts."""
+        """Return notices for the user about empty texts and special tokens."""
         notices = [
             f"{count} texts contain {token}, which the tokenizer reads as its special token"
             for token, count in self.special.items()
@@ -89,7 +89,7 @@ class TextReader:
 
 
 def check_padding(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
-    """Set the padding token of a tokenizer, if it has none, to the end-of-text token.
+    """If a tokenizer has no padding token, use its end-of-text token for padding.
 
     Raises:
         TrainError: the tokenizer has neither a padding token nor an end-of-text token.

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 class DecoderTuningTask(Task):
-    """Trains a decoder with a loss over the tokens of answers.
+    """Trains a decoder with a loss over the answers' tokens.
 
-    A sample has the tokens of one or more documents, concatenated. A batch either packs all
+    A sample contains the concatenated tokens of one or more documents. A batch either packs all
     documents into one row without padding, or has one row for each document, see
     `tasks.chat.documents`.
 
@@ -64,7 +64,7 @@ class DecoderTuningTask(Task):
         super().__init__(recipe, tokenizer, *others)
         self.rows = 0  # number of rows of the current set
         self._fields = WrittenFields()
-        self._answers: Counter[str] = Counter()  # number of assistant messages: all, and targets
+        self._answers: Counter[str] = Counter()  # numbers of all assistant messages and of targets
         self._unknown: Counter[str] = Counter()  # unknown tokens among targets
         self.renamed: Counter[str] = Counter()  # renamed roles, by their name in the data
         self.packs_documents, self.router_coefficient = True, 0.0
@@ -87,7 +87,7 @@ class DecoderTuningTask(Task):
         return super().encode(data, longest, folder)
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write the samples of a set, and return notices, also about generation settings."""
+        """Write the samples of a set, and return notices, including ones on generation settings."""
         # notices about settings are reported only once
         is_first = is_train(split) or self.purpose != "train"
         self._answer_review = self._inherited.review() if is_first else AnswerReview({})
@@ -104,7 +104,7 @@ class DecoderTuningTask(Task):
         """Write the samples of a set, each with at most `limit` tokens, and return notices."""
 
     def review_answers(self, tokens: Sequence[int], targets: Sequence[int]) -> None:
-        """Compare answers that the model should generate with inherited generation settings.
+        """Count answers that inherited generation settings keep the model from generating.
 
         Args:
             tokens: tokens of a conversation.
@@ -202,7 +202,7 @@ class DecoderTuningTask(Task):
         """Return a conversation as texts with marked answers.
 
         Args:
-            where: place of the conversation in the data, for error messages.
+            where: location of the conversation in the data, for error messages.
 
         Raises:
             TrainError: the chat template rejects the conversation, or changes it so that answers
@@ -258,7 +258,7 @@ class DecoderTuningTask(Task):
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def check_model(self, model: "PreTrainedModel") -> None:
-        """Check whether the model can keep packed documents apart; if not, do not pack documents.
+        """Turn packing off if the model cannot keep packed documents apart.
 
         Raises:
             TrainError: the model is not a decoder.
@@ -292,7 +292,7 @@ class DecoderTuningTask(Task):
         return KernelMode([Attention(with_dropout=False).patch()], head)
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write a generation configuration that stops at the token that ends answers."""
+        """Write a generation configuration that stops generation at the end of an answer."""
         end, _ = self._end_of_answer()
         repair_settings(model, folder, end, self.tokenizer)
 
@@ -320,12 +320,12 @@ class DecoderTuningTask(Task):
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Return a batch with all documents packed into one row, or with one row per document.
 
-        The targets are the ids of the target tokens, and the positions before these tokens.
+        The targets contain the ids of the target tokens, and the positions that predict them.
         """
         return packed(samples) if self.packs_documents else padded(samples, self._padding())
 
     def router_loss(self, outputs: Any) -> torch.Tensor | float:
-        """Return the router loss of a mixture-of-experts model, to be added for each sample.
+        """Return the router loss of a mixture-of-experts model, to add to each sample's loss.
 
         Models return this loss if output_router_logits is set in their configuration. The result is
         0 for all other models.

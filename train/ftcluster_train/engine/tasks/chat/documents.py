@@ -1,9 +1,9 @@
 """Packed or padded batches of documents for decoders, and the trial that chooses between them.
 
-A packed batch has all documents in one row without padding. Our attention kernels keep the
-documents apart. This works only for models whose layers mix tokens exclusively in torch's attention
-function. A trial therefore compares the outputs for packed documents with plain transformers. If
-the outputs differ, each document gets its own row, which works for every decoder.
+A packed batch has all documents in one row without padding, and our attention kernels keep them
+apart. This works only for models whose layers mix tokens exclusively in torch's attention function.
+A trial therefore compares the outputs for packed documents with the outputs of unmodified
+transformers. If they differ, each document gets its own row, which works for every decoder.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Kernels = Callable[[], AbstractContextManager[Any]]
-# substrings of names of configuration fields that limit how many tokens a token attends to
+# substrings in the names of configuration fields that limit how many tokens a token attends to
 LIMITS = ("window", "chunk", "block", "local", "original_max_position")
 TRIED_TOKENS = 128  # length of the trial's long document if the configuration has no limit
 SHORT = (5, 3)  # lengths of the trial's other documents in tokens
-# transformers' layer types that attend only to a limited number of previous tokens, with the
-# configuration field for this number
+# transformers' layer types that attend only to a limited number of previous tokens, and the
+# configuration field that sets this number
 LIMITED_LAYERS = {
     "sliding_attention": "sliding_window",
     "chunked_attention": "attention_chunk_size",
@@ -59,7 +59,7 @@ def packed(samples: Sequence[Sample]) -> Batch:
 def padded(samples: Sequence[Sample], padding: int) -> Batch:
     """Return a batch with one row per document, padded on the right with the token id `padding`.
 
-    Targets have the same order as in `packed`. Their positions are indices into the flattened
+    The targets have the same order as in `packed`. Their positions are indices into the flattened
     batch.
     """
     documents: list[list[int]] = []
@@ -89,7 +89,7 @@ def padded(samples: Sequence[Sample], padding: int) -> Batch:
 def why_not_packed(
     model: "PreTrainedModel", longest: int, kernels: Kernels, padding: int, name: str
 ) -> str:
-    """Return the reason why a model cannot keep packed documents apart, or "".
+    """Return why a model cannot keep packed documents apart, or "" if it can.
 
     Args:
         longest: maximum number of tokens of a document.
@@ -98,7 +98,7 @@ def why_not_packed(
         name: name of the model, for error messages.
 
     Raises:
-        TrainError: padded rows do not work either, so the model cannot be trained.
+        TrainError: the model does not work with padded rows either, so it cannot be trained.
     """
     config = model.config.get_text_config()
     documents = _trial(model, config, longest)
@@ -173,7 +173,7 @@ def _check_padded(
 
 
 def _limited_layer(config: PretrainedConfig, longest: int) -> str:
-    """Return a description of layers that attend to fewer than `longest` tokens, or ""."""
+    """Describe the layers that attend to fewer than `longest` tokens; "" if there are none."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * bool(window)
     for kind in dict.fromkeys(kinds):
@@ -235,9 +235,9 @@ def _logits(
 
 
 def _alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return True if logits, shape (tokens, vocabulary), differ only by rounding.
+    """Return True if two tensors of logits, shape (tokens, vocabulary), differ only by rounding.
 
-    In fp32 each token's logits are compared separately. In bf16 all tokens are compared together,
+    In fp32, each token's logits are compared separately. In bf16, all tokens are compared together,
     because rounding may make a router choose other experts for single tokens.
     """
     exact = logits.dtype == torch.float32

@@ -22,7 +22,7 @@ from ftcluster_train.patching.batch_context import sums_for, token_rows_for
 
 @register
 class InstructionTuningTask(DecoderTuningTask):
-    """Trains with the cross entropy of the answers' tokens, averaged over these tokens."""
+    """Trains with the mean cross entropy over the answers' tokens."""
 
     name = "instruction-tuning"
     options: InstructionTuning
@@ -81,7 +81,7 @@ class InstructionTuningTask(DecoderTuningTask):
         return loss + self.router_loss(outputs) * len(tokens)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return, for each sample, the summed loss and the number of its target tokens."""
+        """Return each sample's summed loss and its number of target tokens."""
         targets = self.collate(samples).targets
         counts = [len(sample["targets"]) for sample in samples]
         places, tokens = (targets[name].split(counts) for name in ("places", "tokens"))

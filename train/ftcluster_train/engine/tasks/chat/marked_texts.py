@@ -11,10 +11,10 @@ from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import ASSISTANT, Message
 
-# role names that some templates reject, and synonyms that most templates support
+# maps role names that some templates reject to synonyms that most templates support
 SYNONYMS = {"developer": "system", "function": "tool"}
 MARK = "ftcluster-message-"
-THOUGHTS = re.compile("</?think>")  # some templates write these tags with other white space
+THOUGHTS = re.compile("</?think>")  # templates may change the white space around these tags
 
 # function that renders messages as text; True adds the beginning of the assistant's next message
 Render = Callable[[Sequence[Message], bool], str]
@@ -23,16 +23,16 @@ CharacterRange = tuple[int, int]  # index of the first character, and index afte
 
 @dataclass(frozen=True)
 class MarkedText:
-    """A text, and the character ranges (`spans`) that contribute to the loss."""
+    """A text, and the character ranges (`spans`) whose tokens contribute to the loss."""
 
     text: str
     spans: tuple[CharacterRange, ...]
 
 
 def with_known_roles(conversation: Conversation, render: Render) -> Conversation:
-    """Return the conversation with roles for which the chat template writes every message.
+    """Rename roles so that the chat template writes every message; return the conversation.
 
-    Roles are renamed to their synonyms if the template drops or rejects a message.
+    Roles are renamed to their synonyms only if the template drops or rejects a message.
 
     Raises:
         DataError: the template still drops a message or rejects the conversation.
@@ -52,9 +52,9 @@ def with_known_roles(conversation: Conversation, render: Render) -> Conversation
 
 
 def _check_written(messages: Sequence[Message], render: Render) -> None:
-    """Check that the rendered text has the content of each message that is not an answer.
+    """Check that the rendered text contains each message, except the assistant's.
 
-    A mark is added at the end of each content, because two messages may have the same content.
+    A mark is appended to each message, because two messages may have the same content.
 
     Raises:
         DataError: the text lacks a message.
@@ -82,10 +82,10 @@ def _check_written(messages: Sequence[Message], render: Render) -> None:
 def marked_texts(conversation: Conversation, render: Render) -> list[MarkedText]:
     """Render a conversation with the chat template, and mark the assistant's messages as targets.
 
-    A target begins at the end of the template's generation prompt, and includes everything that
-    the template adds after the message. Some templates change a message when other messages follow:
-    for example they drop the assistant's thoughts. The conversation up to such a message becomes a
-    separate text.
+    A target begins at the end of the template's generation prompt, and includes everything that the
+    template adds after the message. Some templates change a message when other messages follow. For
+    example, they drop the assistant's thoughts. The conversation up to such a message is rendered
+    as a separate text.
 
     Raises:
         DataError: the template drops a target message, or changes the text before the message.
@@ -122,7 +122,7 @@ def marked_texts(conversation: Conversation, render: Render) -> list[MarkedText]
 
 
 def without_spaces(text: str) -> str:
-    """Return a text without white space, which templates may change."""
+    """Remove the white space from a text, because templates may change it."""
     return "".join(text.split())
 
 
@@ -135,7 +135,7 @@ def _common(left: str, right: str) -> int:
 
 
 def after_answer(render: Render) -> tuple[str, int]:
-    """Render a conversation with an answer; return the text, and the index after the answer.
+    """Render a sample conversation; return its text, and the index after the answer in it.
 
     Raises:
         DataError: the template rejects the conversation, or drops the answer.
@@ -180,7 +180,7 @@ def _tokens_in(offsets: Sequence[CharacterRange], spans: Sequence[CharacterRange
     remaining = iter(spans)
     span = next(remaining, None)
     for number, (start, end) in enumerate(offsets):
-        # with trim_offsets, the range of a space is empty and lies behind the space
+        # with trim_offsets, the range of a space is empty and lies after the space
         first = start if start < end else start - 1
         while span and first >= span[1]:
             span = next(remaining, None)

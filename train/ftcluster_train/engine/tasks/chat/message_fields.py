@@ -1,8 +1,8 @@
 """Detection of message fields that a chat template ignores.
 
-A mark is added at the end of each text in a field, and the conversation is rendered again. If the
-result contains the mark, the template writes the field. Otherwise the conversation is rendered
-without the field. If this does not change the text, the template ignores the field.
+A mark is appended to each string in the fields, and the conversation is rendered again. If the
+result contains a field's mark, the template writes this field. Otherwise the conversation is
+rendered without the field. If this does not change the rendered text, the template ignores it.
 
 Standard library only.
 """
@@ -29,11 +29,11 @@ READ = frozenset(("role", "content", "weight", "train"))  # fields that ftcluste
 NAMES = frozenset(
     ("id", "type", "index", "tool_call_id")
 )  # fields that templates compare but do not write
-CERTAIN = 50  # number of missing marks per field that are verified by rendering without the field
+CERTAIN = 50  # after this number of verified drops of a field, missing marks are trusted
 TOOLS = "tools"
 IN_CONTENT = "thoughts in the content"
 
-Path = tuple[Any, ...]  # path to a value in a conversation: keys of objects and indices of lists
+Path = tuple[Any, ...]  # path to a value in a conversation: keys and list indices
 RenderOf = Callable[[Conversation], Render]
 
 
@@ -44,12 +44,12 @@ class WrittenFields:
         self._all: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._checked: Counter[str] = Counter()
-        self._masked: Counter[str] = Counter()  # fields that are written, but not as target tokens
+        self._masked: Counter[str] = Counter()  # fields that are written, but not in target text
 
     def add(
         self, conversation: Conversation, texts: Sequence[MarkedText], render_of: RenderOf
     ) -> None:
-        """Count the fields of a conversation, and the fields that the template drops.
+        """Count the fields of a conversation, and those fields that the template drops.
 
         Args:
             texts: texts of the conversation from `marked_texts`.
@@ -67,8 +67,8 @@ class WrittenFields:
         target_text = "" if rendered is None else _target_text(rendered)
         lost: dict[tuple[Path, str], bool] = {}
         written_any: dict[tuple[Path, str], bool] = {}
-        # Texts are handled first, because a value without a mark, such as a number in arguments,
-        # counts as written if a text of the same field is written.
+        # Strings are handled first, because a value without a mark, such as a number in arguments,
+        # counts as written if a string in the same field is written.
         for path, (label, value) in sorted(leaves.items(), key=_is_no_text):
             of = (path[:2] if path[0] != TOOLS else path[:1], label)
             is_name, has_mark = path[-1] in NAMES, not _is_no_text((path, (label, value)))
@@ -99,7 +99,7 @@ class WrittenFields:
         self._all.update(kinds)
         parts = [*map(without_spaces, THOUGHTS.split(content))]
         missing = [not any(part in text for text in written) for part in parts]
-        # texts and thoughts alternate; the first <think> may be missing if the template adds it
+        # text and thoughts alternate; the first <think> is missing if the template adds it
         first = THOUGHTS.search(content)
         begun = bool(first and first.group().startswith("</"))
         self._lost[kinds[0]] += any(missing[begun::2])
@@ -110,7 +110,10 @@ class WrittenFields:
         self, conversation: Conversation, path: Path, label: str, texts: Sequence[MarkedText],
         render_of: RenderOf, *, sure: bool,
     ) -> bool:  # fmt: skip
-        """Return True if the template's text is the same without the field."""
+        """Return True if the template renders the same text without the field.
+
+        The template is not run if `sure` is True and enough drops of the field were verified.
+        """
         if sure and self._checked[label] >= CERTAIN:
             return True
         without = _texts(_without(conversation, path), render_of)
@@ -149,7 +152,7 @@ def _joined(texts: Sequence[MarkedText]) -> str:
 
 
 def _is_no_text(leaf: tuple[Path, tuple[str, Any]]) -> bool:
-    """Return True if a leaf cannot get a mark: it is not a text, or its field is in NAMES."""
+    """Return True if a leaf cannot be marked: it is not a string, or its field is in NAMES."""
     path, (_, value) = leaf
     return path[-1] in NAMES or not isinstance(value, str)
 
@@ -180,7 +183,7 @@ def _leaves(conversation: Conversation) -> Iterator[tuple[Path, tuple[str, Any]]
 def _within(value: Any, path: Path, name: str) -> Iterator[tuple[Path, str]]:
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            # arguments of tool calls have arbitrary names, so their names are not counted
+            # tool call arguments have arbitrary names, so all arguments count as one field
             longer = name if name.endswith(".arguments") else f"{name}.{key}"
             yield from _within(item, (*path, key), longer)
     elif isinstance(value, list) and value:

@@ -1,8 +1,8 @@
 """Pairs of a prompt and an answer to another prompt, for KTO's estimate of the KL divergence.
 
-Each prompt gets the answer of the row before it, as in TRL. If both rows have the same prompt, the
-prompt gets the answer of the last earlier row with another prompt. The pairs therefore depend only
-on the order of the rows, not on batches or ranks.
+Each prompt is paired with the answer of the previous row, as in TRL. If that row has the same
+prompt, the answer comes from the last earlier row with another prompt. The pairs therefore depend
+only on the order of the rows, not on batches or ranks.
 
 Standard library only.
 """
@@ -31,17 +31,18 @@ class JudgedAnswer:
         return self.tokens[: self.targets[0]]
 
     def with_answer_of(self, other: "JudgedAnswer") -> tuple[list[int], list[int]]:
-        """Return the tokens of this prompt with another answer, and their target indices."""
+        """Return the tokens of this prompt and the other answer, and their target indices."""
         begin, begin_other = self.targets[0], other.targets[0]
         tokens = [*self.tokens[:begin], *other.tokens[begin_other:]]
         return tokens, [begin + target - begin_other for target in other.targets]
 
 
 def with_partners(rows: Iterable[JudgedAnswer]) -> Iterator[tuple[JudgedAnswer, JudgedAnswer]]:
-    """Yield each row with the row whose answer is paired with its prompt.
+    """Yield each row, together with the row whose answer is paired with its prompt.
 
-    The first rows that share a prompt come last, because only the last rows can be their partners.
-    If all rows have the same prompt, the partner is the previous row.
+    If the data begin with several rows that share a prompt, these rows are yielded last: no row
+    with another prompt precedes them, so they are paired with a row at the end of the data. If all
+    rows have the same prompt, each row is paired with the previous row.
     """
     first: list[JudgedAnswer] = []  # the first rows, which all have the same prompt
     previous: JudgedAnswer | None = None

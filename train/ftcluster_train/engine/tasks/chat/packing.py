@@ -10,11 +10,11 @@ Document = TypeVar("Document")
 
 
 class DocumentPacker(Generic[Document]):
-    """Packs documents into bins; each document goes into the fullest bin with enough room.
+    """Packs each document into the fullest bin that has enough room.
 
     Args:
         size: capacity of a bin in tokens.
-        open_bins: maximum number of open bins; if there are more, the fullest bin is closed.
+        open_bins: maximum number of open bins; if it is exceeded, the fullest bin is closed.
     """
 
     def __init__(self, size: int, open_bins: int = OPEN_BINS) -> None:
@@ -23,7 +23,7 @@ class DocumentPacker(Generic[Document]):
         self._bins: list[list[Document]] = []
 
     def add(self, document: Document, length: int) -> Iterator[list[Document]]:
-        """Add a document of `length` tokens, and yield the bin that is closed, if any."""
+        """Add a document of `length` tokens, and yield the bin that this closes, if any."""
         place = bisect_left(self._rooms, length)
         filled, room = [document], self._size - length
         if place < len(self._rooms):

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from ftcluster_kernels.cross_entropy import token_losses
 from ftcluster_train.patching.batch_context import sums_for, token_rows_for
 
-# Upper limit of log-probabilities: with probability 1, the log-odds would be infinite.
+# upper limit of log-probabilities, because the log-odds of probability 1 are infinite
 MOST_LIKELY = -float(torch.finfo(torch.float32).eps)
 
 
@@ -19,7 +19,8 @@ def token_log_probabilities(
     """Return the log-probability of each target token, shape (tokens,).
 
     Args:
-        head: weight of the last layer if the model returns hidden states instead of logits.
+        head: weight of the last layer if the model returns hidden states instead of logits; else
+            None.
     """
     logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
     if head is not None:  # `logits` are hidden states
@@ -39,10 +40,10 @@ def sums_of(values: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
 
 
 def sigmoid_losses(margins: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Return -log sigmoid(margin) of each pair, with label smoothing.
+    """Return -log sigmoid(margin) for each pair, with label smoothing.
 
     Args:
-        smoothing: assumed share of pairs whose labels are swapped.
+        smoothing: assumed fraction of pairs whose labels are swapped.
     """
     preferred = -logsigmoid(margins)
     if not smoothing:
@@ -51,7 +52,7 @@ def sigmoid_losses(margins: torch.Tensor, smoothing: float) -> torch.Tensor:
 
 
 def odds_ratio_losses(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
-    """Return -log sigmoid of the log odds ratio of each pair (Hong et al. 2024, equation 7).
+    """Return -log sigmoid(log odds ratio) for each pair (Hong et al. 2024, equation 7).
 
     Args:
         chosen: mean log-probability of a token of each chosen answer.
@@ -71,9 +72,10 @@ def prospect_losses(gains: torch.Tensor, is_good: torch.Tensor, divergence: floa
     """Return the loss of each answer (KTO, Ethayarajh et al. 2024, equation 7).
 
     Args:
-        gains: scaled log-probability ratio of each answer: trained model against initial model.
+        gains: log-probability ratio between the trained and the initial model for each answer,
+            times beta.
         is_good: True for each answer that users liked.
-        divergence: scaled estimate of the KL divergence from the initial model, at least 0.
+        divergence: estimated KL divergence from the initial model, times beta; at least 0.
     """
     distance = gains - divergence
     return 1 - torch.sigmoid(torch.where(is_good, distance, -distance))

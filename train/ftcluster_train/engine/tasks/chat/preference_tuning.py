@@ -38,11 +38,12 @@ if TYPE_CHECKING:
 class PreferenceTuningTask(DecoderTuningTask):
     """Trains with pairs of a chosen and a rejected answer.
 
-    c and r are the log-probabilities of the chosen and the rejected answer. The losses of a pair:
+    c and r are the log-probabilities of the chosen and the rejected answer. The recipe selects one
+    of these losses of a pair:
 
     - sigmoid (DPO, Rafailov et al. 2023, equation 7): -log sigmoid(beta * (c - r)). c and r are
-      relative to the initial model, whose log-probabilities are computed once before the first
-      step. The other losses have no reference model.
+      relative to the initial model, whose log-probabilities are computed once, before the first
+      step. The other losses do not use a reference model.
     - simpo (Meng et al. 2024): -log sigmoid(beta * (c - r) - simpo_gamma). c and r are means over
       the answer's tokens.
     - orpo (Hong et al. 2024): beta * -log sigmoid(log odds ratio of c and r), with the same means,
@@ -130,7 +131,7 @@ class PreferenceTuningTask(DecoderTuningTask):
     # model
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
-        self.head = find_head(model)  # used even with label smoothing, which applies to pairs here
+        self.head = find_head(model)  # label smoothing applies to pairs here, so it needs no logits
         return self.head
 
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> None:
@@ -179,10 +180,10 @@ class PreferenceTuningTask(DecoderTuningTask):
     def _measure(
         self, outputs: Any, targets: Mapping[str, torch.Tensor], head: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the log-probabilities of both answers, shape (pairs, 2).
+        """Return the log-probabilities of each pair's answers, shape (pairs, 2).
 
-        For losses without a reference model they are means over the tokens of an answer. With ORPO,
-        a third column has the log-probability of the whole chosen text.
+        For losses without a reference model, each value is a mean over the answer's tokens. For
+        ORPO, a third column contains the log-probability of the whole chosen text.
         """
         likely = token_log_probabilities(outputs, targets, head)
         counts = targets["counts"]
@@ -199,8 +200,8 @@ class PreferenceTuningTask(DecoderTuningTask):
         """Return the loss of each pair, without ORPO's cross entropy.
 
         Args:
-            gains: log-probabilities of both answers, or their ratios to the initial model's, shape
-                (pairs, 2).
+            gains: log-probabilities of both answers, relative to the initial model for sigmoid,
+                shape (pairs, 2).
         """
         options = self.options
         chosen, rejected = gains.T
@@ -210,13 +211,13 @@ class PreferenceTuningTask(DecoderTuningTask):
         return sigmoid_losses(options.beta * (chosen - rejected) - target, self.smoothing)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return, for each pair, the log-probabilities of both answers, see `_measure`."""
+        """Return the log-probabilities of each pair's answers, see `_measure`."""
         targets = self.collate(samples).targets
         measured: list[Any] = self._measure(outputs, targets, self.evaluation_head).tolist()
         return measured
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return the loss, the fraction of correctly preferred answers, and the mean margin."""
+        """Return the loss, the fraction of correctly ranked pairs, and the mean margin."""
         measured = torch.tensor(predictions)
         gains = measured[:, :2]
         if self.needs_reference:
@@ -235,7 +236,7 @@ class PreferenceTuningTask(DecoderTuningTask):
 
 
 def _with_prompt(sample: Sample) -> Sample:
-    """Return a sample with all tokens of the chosen text as targets, except its first one."""
+    """Return a sample whose targets include all tokens of the chosen text except the first."""
     length = sample["documents"][0]
     rejected = [target for target in sample["targets"] if target >= length]
     return {**sample, "targets": [*range(1, length), *rejected]}

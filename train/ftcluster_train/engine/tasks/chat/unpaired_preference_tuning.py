@@ -32,23 +32,25 @@ if TYPE_CHECKING:
 
     from ftcluster_train.comm.traffic import Traffic
 
-# recommended range of the total weight of liked rows / disliked rows (KTO, equation 8)
+# recommended range for the total weight of liked rows divided by that of disliked rows
+# (KTO, equation 8)
 USUAL_RATIO = (1.0, 4 / 3)
-ROUNDING = 0.05  # tolerance of the notice about this ratio
+ROUNDING = 0.05  # deviation from the range without a notice
 
 
 @register
 class UnpairedPreferenceTuningTask(DecoderTuningTask):
-    """KTO (Ethayarajh et al. 2024, equation 7).
+    """Trains with the KTO loss (Ethayarajh et al. 2024, equation 7).
 
-    The loss of a liked answer is 1 - sigmoid(beta * (r - kl)), the loss of a disliked answer is
-    1 - sigmoid(beta * (kl - r)). r is the log-probability under the trained model minus the
-    log-probability under the initial model. kl is the mean of the same difference for prompts with
-    answers to other prompts, over all rows of a step on all ranks, and at least 0. kl has no
-    gradient. Each step computes kl before its first micro-batch, so the loss does not depend on the
-    number of ranks and micro-batches.
+    The loss of a liked answer is 1 - sigmoid(beta * (r - kl)), and the loss of a disliked answer is
+    1 - sigmoid(beta * (kl - r)). r is the answer's log-probability under the trained model minus
+    its log-probability under the initial model. kl estimates the KL divergence: it is the mean of
+    this difference for prompts paired with answers to other prompts, over all rows of a step on all
+    ranks. It is at least 0 and has no gradient. Each step computes kl before its first micro-batch,
+    so the loss does not depend on the number of ranks or micro-batches.
 
-    A sample has a prompt with its answer, and the same prompt with the answer to another prompt.
+    A sample contains a prompt with its answer, and the same prompt with the answer to another
+    prompt.
     """
 
     name = "unpaired-preference-tuning"
@@ -120,7 +122,7 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
         ]
 
     def _answers_within(self, rows: Rows, split: str, limit: int) -> Iterator[JudgedAnswer]:
-        """Yield the rows whose answers begin within the first `limit` tokens."""
+        """Yield each row whose answer begins within the first `limit` tokens."""
         tokenized = self.tokens_of(self._texts(rows, split))
         for number, (tokens, targets) in enumerate(tokenized):
             if targets and targets[0] < limit:
@@ -150,7 +152,7 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
         return [text._replace(label=label) for text in super().documents(sample, samples)]
 
     def lengths(self, samples: Samples) -> list[int]:
-        """Return the numbers of tokens that the model reads: both answers with their prompt."""
+        """Return each sample's number of tokens: the prompt twice, once with each answer."""
         pairs = zip(samples.lengths("input_ids"), samples.lengths("other_ids"), strict=True)
         return [sum(pair) for pair in pairs]
 
@@ -167,7 +169,7 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
     # a batch
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Return the prompts with their answers; the other answers are not part of the batch."""
+        """Return a batch of the prompts with their own answers, without the other answers."""
         inputs, targets = super().collate(samples)
         reference = [self._reference.get(sample["number"][0], (0.0, 0.0)) for sample in samples]
         counts = [len(sample["targets"]) for sample in samples]
@@ -185,7 +187,7 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
     def begin_step(
         self, parts: Sequence[Sequence[Sample]], forward: Forward, traffic: "Traffic"
     ) -> None:
-        """Estimate the KL divergence with the rows of all ranks."""
+        """Estimate the KL divergence from the step's rows on all ranks."""
         sums = torch.zeros(2, dtype=torch.float64)
         for part in parts:
             outputs, targets = forward([with_other_answer(sample) for sample in part])
@@ -217,7 +219,7 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
         return sums_of(token_log_probabilities(outputs, targets, head), targets["counts"].tolist())
 
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
-        """Return the log-probabilities of each prompt's answer and of its other answer."""
+        """Return each sample's two log-probabilities: of its own answer and of the other answer."""
         others = [with_other_answer(sample) for sample in samples]
         of_answers = super().predict(model, samples, bf16)
         of_others = super().predict(model, others, bf16)
@@ -232,8 +234,8 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Return the loss, the KL divergence, and the mean rewards of liked and disliked answers.
 
-        A reward is beta times the log-probability ratio of an answer. The margin is the difference
-        of both mean rewards.
+        A reward is beta times an answer's log-probability ratio. The margin is the difference
+        between the two mean rewards.
         """
         reference = torch.tensor(
             [self._reference[sample["number"][0]] for sample in samples], dtype=torch.float64
@@ -254,6 +256,6 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
 
 
 def with_other_answer(sample: Sample) -> Sample:
-    """Return a sample's prompt with the answer to another prompt, as a sample."""
+    """Return a new sample that combines the sample's prompt with the answer to another prompt."""
     tokens, targets = sample["other_ids"], sample["other_targets"]
     return {**sample, "input_ids": tokens, "targets": targets, "documents": [len(tokens)]}

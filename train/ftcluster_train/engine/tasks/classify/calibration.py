@@ -1,7 +1,7 @@
-"""Calibration of class probabilities with a temperature, and the error of the calibration.
+"""Calibration of class probabilities with a temperature, and the calibration error.
 
-Guo et al. 2017, On Calibration of Modern Neural Networks, https://arxiv.org/abs/1706.04599. A
-temperature divides all logits, so it does not change which class is the most likely.
+The temperature divides all logits, so it does not change which class is the most likely. Source:
+Guo et al. 2017, On Calibration of Modern Neural Networks, https://arxiv.org/abs/1706.04599.
 """
 
 import math
@@ -14,7 +14,7 @@ from ftcluster_common.protocol.class_report import ClassReport
 from ftcluster_train.engine.adapters import TEMPERATURE
 
 BINS = 15  # as in the paper
-LOWEST, HIGHEST = 0.05, 20.0  # if all rows are classified correctly, 0 would have the lowest loss
+LOWEST, HIGHEST = 0.05, 20.0  # without limits, 0 would be best if all rows are correct
 HALVINGS = 50
 DIGITS = 6  # significant digits of a temperature
 
@@ -38,12 +38,12 @@ class Temperature:
         self.value: float | None = value if is_valid else None
 
     def choose(self, logits: Rows, labels: Sequence[int]) -> None:
-        """Use the temperature with the highest likelihood of the labels."""
+        """Set the temperature to the value that maximizes the likelihood of the labels."""
         self.value = best_temperature(logits, labels)
 
     @property
     def doubt(self) -> str:
-        """A reason to distrust the temperature, or ""."""
+        """A reason to distrust the temperature; "" if there is none."""
         if self.value not in (LOWEST, HIGHEST):
             return ""
         why = "the logits do not separate the classes"
@@ -52,7 +52,7 @@ class Temperature:
         return f"the temperature is at its limit {self.value:g}, because {why}; use more rows"
 
     def use(self, reports: Iterator[ClassReport]) -> None:
-        """Use the temperature in the class reports of an evaluation."""
+        """Use the temperature from the class reports of an evaluation."""
         for report in reports:
             self.value = report.temperature
 
@@ -70,8 +70,8 @@ def probabilities(logits: Rows, temperature: float = 1.0) -> torch.Tensor:
 def best_temperature(logits: Rows, labels: Sequence[int]) -> float:
     """Return the temperature with the lowest negative log-likelihood of the labels.
 
-    The loss is convex in the inverse temperature, so its derivative has one zero, which bisection
-    finds: there the expected logit equals the mean logit of the labels.
+    The loss is convex in the inverse temperature, so bisection finds the only zero of its
+    derivative. At this zero, the expected logit equals the mean logit of the labels.
 
     >>> best_temperature([[0.0, 8.0], [0.0, 8.0], [0.0, 8.0], [0.0, 8.0]], [1, 1, 1, 0])
     7.28191
@@ -87,10 +87,11 @@ def best_temperature(logits: Rows, labels: Sequence[int]) -> float:
 
 
 def calibration_error(probabilities: torch.Tensor, labels: Sequence[int]) -> float:
-    """Return the expected calibration error with BINS equal intervals of the confidence.
+    """Return the expected calibration error, computed over BINS equal confidence intervals.
 
-    The confidence is the probability of the most likely class. The error is the mean difference
-    between confidence and accuracy of the intervals, weighted by their numbers of rows.
+    The confidence is the probability of the most likely class. The error is the mean absolute
+    difference between confidence and accuracy over the intervals, weighted by their numbers of
+    rows.
 
     Args:
         probabilities: probabilities of the classes, shape (rows, classes).

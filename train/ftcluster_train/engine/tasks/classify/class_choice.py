@@ -1,4 +1,4 @@
-"""Prediction of a row's classes from class probabilities, and probability thresholds."""
+"""Probability thresholds of classes, and the format of predicted classes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Thresholds:
-    """The thresholds of classes, for rows that may have several classes.
+    """The probability thresholds of classes.
 
     A class is predicted if its probability is at least the threshold of the class.
 
@@ -30,7 +30,7 @@ class Thresholds:
     def choose_for_two(
         self, names: Sequence[str], sure: Sequence[float], labels: Sequence[int], metric: str
     ) -> None:
-        """Choose the threshold of the second of two classes; 0.5 if one of them is rare.
+        """Choose the threshold of the second of two classes; 0.5 if one of the classes is rare.
 
         Args:
             names: names of both classes.
@@ -44,13 +44,13 @@ class Thresholds:
         self._by_name = {names[1]: at}
 
     def of_second(self, names: Sequence[str]) -> float | None:
-        """Return the threshold of the second of two classes; None if there is none."""
+        """Return the threshold of the second of two classes; None if none was chosen."""
         return self._by_name.get(names[1]) if len(names) == 2 else None
 
     def choose(
         self, names: Sequence[str], rows: Sequence[Sequence[float]], labels: Sequence[Sequence[int]]
     ) -> None:
-        """Choose the threshold with the highest F1 for each class; 0.5 for rare classes.
+        """Choose, for each class, the threshold with the highest F1; 0.5 for rare classes.
 
         Args:
             names: names of all classes.
@@ -67,7 +67,7 @@ class Thresholds:
         }
 
     def use(self, reports: Iterator[ClassReport]) -> None:
-        """Use the thresholds in the class reports of an evaluation."""
+        """Use the thresholds from the class reports of an evaluation."""
         for report in reports:
             limits = {scores.name: scores.threshold for scores in report.classes}
             self._by_name = {name: at for name, at in limits.items() if at is not None}
@@ -86,7 +86,7 @@ def write_settings(model: "PreTrainedModel", folder: Path, settings: Mapping[str
     """Write fields into the configuration of a saved model.
 
     Args:
-        settings: value of each field. None removes a field, which a base model may have.
+        settings: value of each field; None removes the field, which may come from the base model.
     """
     changed = [
         name for name, value in settings.items() if getattr(model.config, name, None) != value
@@ -96,7 +96,7 @@ def write_settings(model: "PreTrainedModel", folder: Path, settings: Mapping[str
             delattr(model.config, name)
         else:
             setattr(model.config, name, settings[name])
-    # adapters have no configuration of the model
+    # a folder of adapters has no model configuration
     if changed and (folder / CONFIG_NAME).exists():
         model.config.save_pretrained(folder)
 
@@ -110,7 +110,7 @@ def class_answer(
     names: Sequence[str], classes: Sequence[int], sure: float, row: Sequence[float], several: bool,
     every: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the predicted fields of a row: class names and probabilities.
+    """Return the output fields for a row: its predicted class names and their probabilities.
 
     Args:
         classes: numbers of the predicted classes.

@@ -33,8 +33,8 @@ class ClassLabels:
 
     Attributes:
         numbers: class number of each label; empty if labels in the data are class numbers.
-        owner: name of the model or data that define the classes, for messages.
-        columns: names of columns with 0 or 1 for each class; a column has the name of its class.
+        owner: name of the model or data that defines the classes, for messages.
+        columns: names of the 0/1 columns, one for each class and named after it.
         several: True if a row may have several classes.
         aliases: class number of each label that differs in spelling from the class name.
     """
@@ -55,7 +55,7 @@ class ClassLabels:
 
         Args:
             cells: values of the row in the label columns.
-            where: place of the row, for error messages.
+            where: location of the row, for error messages.
 
         Raises:
             TrainError: a label is missing or unknown.
@@ -110,14 +110,14 @@ def labels_of_model(
     columns: Sequence[str] = (),
     several: bool = False,
 ) -> ClassLabels:
-    """Return the conversion of labels for a trained model: by class name or by class number.
+    """Return the mapping of labels to a trained model's classes: by class name or class number.
 
-    Labels are class numbers only if no class of the model is named like a number. Names may differ
-    in case, see `match_names`.
+    Labels are read as class numbers only if no class of the model has a number as its name. Names
+    may differ in case, see `match_names`.
 
     Args:
         words: distinct labels in the data.
-        known: class numbers of the model, by class name.
+        known: class numbers of the model, keyed by class name.
         model: name of the model.
         columns: see `ClassLabels`.
         several: see `ClassLabels`.
@@ -138,13 +138,13 @@ def labels_of_model(
         return ClassLabels({}, model, columns, several)
     wanted = sorted(words)
     matched = match_model(wanted, known)
-    if not columns:  # a column may have no positive row
+    if not columns:  # with columns, a class may have no rows, so no check
         check_known(wanted, matched, known, model)
     return ClassLabels(known, model, columns, several, matched)
 
 
 def match_model(words: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
-    """Return the model's class numbers by the class names in the data."""
+    """Return the model's class number for each class name in the data that the model has."""
     names = list(known)
     pairs = zip(words, match_names(words, names), strict=True)
     return {word: known[names[place]] for word, place in pairs if place is not None}
@@ -170,12 +170,12 @@ def labels_of_named(
     names: Sequence[str], used: Collection[str], known: Mapping[str, int], model: str,
     several: bool,
 ) -> ClassLabels:  # fmt: skip
-    """Return the conversion of the data's class numbers to a trained model's class numbers.
+    """Return the mapping of the data's class numbers to a trained model's class numbers.
 
     Classes are matched by name.
 
     Args:
-        names: class names of the data, by class number.
+        names: class names in the data, in the order of the class numbers.
         used: class numbers that occur in rows, as strings.
 
     Raises:
@@ -199,7 +199,7 @@ def weights_of_classes(
     Balanced weights are rows / (classes * rows of the class), as in scikit-learn.
 
     Args:
-        wanted: `balanced`, or weights of some classes by name.
+        wanted: `balanced`, or the weights of some classes, keyed by class name.
         counts: number of rows of each class; for `balanced`, a class without rows has weight 1.
 
     Raises:
@@ -251,10 +251,10 @@ def check_metrics(
     trains: bool,
     own_metrics: Sequence[str] = (),
 ) -> None:
-    """Check that the metrics that a recipe names apply to these classes.
+    """Check that the recipe's metrics can be computed for these classes.
 
     Args:
-        trains: True for a training.
+        trains: True for a training run.
         own_metrics: names of the user's own metrics.
 
     Raises:
@@ -289,7 +289,7 @@ def check_classes(
     """Check that a model can be trained for these classes, and return notices.
 
     Args:
-        options: options of the recipe, with values detected in the data.
+        options: options from the recipe, completed with values detected in the data.
         classes: number of rows of each class number, for each set.
 
     Raises:
@@ -344,7 +344,7 @@ def check_classes(
 
 
 def _tuned_set(recipe: Recipe, classes: Mapping[str, Mapping[int, int]]) -> Sequence[str]:
-    """Return the validation sets, first the set on which thresholds are tuned, see `evaluate`."""
+    """Return the validation sets; thresholds are tuned on the first one, see `evaluate`."""
     best = (recipe.training.metric_for_best_model or "").rpartition("_")[2]
     sets = (name for name in classes if name != TRAIN and not is_test(name))
     return sorted(sets, key=lambda name: not name.endswith(best))
@@ -357,7 +357,7 @@ def _threshold_notices(
     """Return a notice if the validation set is too small to tune a threshold.
 
     Raises:
-        TrainError: a threshold is to be tuned, and there are not two classes.
+        TrainError: the recipe tunes a threshold, but the number of classes is not two.
     """
     if options.threshold_metric is None:
         return []

@@ -12,7 +12,7 @@ from ftcluster_common.protocol.class_report import ClassReport
 from ftcluster_train.engine.metrics import pearson, spearman
 
 HALF = 0.5
-FEWEST = 10  # minimum number of rows of a class for choosing its threshold
+FEWEST = 10  # minimum number of rows that a class needs for a tuned threshold
 
 
 def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
@@ -81,11 +81,11 @@ def measure(
 
 
 def f1_scores(report: ClassReport) -> dict[str, float]:
-    """Return F1 scores by scikit-learn's scorer names; `f1` is the score of the positive class."""
+    """Return F1 scores, named as in scikit-learn; `f1` is the score of the positive class."""
     scores = {f"f1_{name}": f1 for name, (_, _, f1) in report.averages.items()}
     if report.positive:
         scores["f1"] = report.classes[1].f1
-    if not report.several:  # then f1_micro is the accuracy
+    if not report.several:  # with one class per row, f1_micro equals the accuracy
         scores["f1_micro"] = sum(of_class.right for of_class in report.classes) / report.rows
     return scores
 
@@ -106,7 +106,8 @@ def _matthews_of(right: int, wrong: int, missed: int, rest: int) -> float:
     return (right * rest - wrong * missed) / math.sqrt(below) if below else 0.0
 
 
-# metrics by the numbers of true positives, false positives, false negatives and true negatives
+# functions that compute a metric from the numbers of true positives, false positives,
+# false negatives and true negatives
 OF_COUNTS: dict[str, Callable[[int, int, int, int], float]] = {
     "f1": lambda right, wrong, missed, _: f1_of(right, wrong, missed),
     "f1_macro": lambda right, wrong, missed, rest: (
@@ -122,8 +123,8 @@ def best_threshold(
 ) -> float:
     """Return the probability threshold with the highest value of a metric for a class.
 
-    The threshold is the middle between two neighbouring probabilities. Among equally good
-    thresholds, the nearest to 0.5 is returned. For a class without rows the threshold is 0.5.
+    The threshold is the midpoint between two neighbouring probabilities. Among equally good
+    thresholds, the one nearest to 0.5 is returned. For a class without rows, the threshold is 0.5.
 
     Args:
         probabilities: probability of the class, for each row.
@@ -137,7 +138,7 @@ def best_threshold(
     support, value_of = sum(labels), OF_COUNTS[metric]
 
     def value(right: int, count: int) -> float:
-        """Return the metric if `count` rows are predicted, `right` of them correctly."""
+        """Return the metric if `count` rows are predicted positive, `right` of them correctly."""
         return value_of(right, count - right, support - right, len(pairs) - count - support + right)
 
     at_half = [label for probability, label in pairs if probability >= HALF]

@@ -66,7 +66,7 @@ MULTI_LABEL = "multi_label_classification"  # transformers' problem_type
 
 @register
 class TextClassificationTask(Task):
-    """Trains with cross entropy, binary cross entropy (several classes), or squared error.
+    """Trains with cross entropy, binary cross entropy (several classes) or squared error.
 
     Attributes:
         several: True if a row may have any number of classes.
@@ -171,7 +171,7 @@ class TextClassificationTask(Task):
             )
 
     def _labels(self, rows: Rows, names: list[str]) -> ClassLabels:
-        """Return the conversion of labels to class numbers; a trained model determines the classes.
+        """Return the mapping of labels to class numbers, with a trained model's classes if given.
 
         Args:
             names: class names in the data; [] if the data have none.
@@ -211,7 +211,7 @@ class TextClassificationTask(Task):
         return drawn, f"{len(drawn)} rows"
 
     def keys_of_rows(self, rows: Rows) -> RowKeys:
-        """Return the class of each row, unless rows have a number or several classes."""
+        """Return the class of each row for stratified splits, if each row has one class."""
         if self.options.regression or self.several:
             return super().keys_of_rows(rows)
         return RowKeys(self._label[0], [*shared(map(as_word, self._values(rows)))])
@@ -289,7 +289,7 @@ class TextClassificationTask(Task):
         return {**numbered(self._names(train_set)), "problem_type": kind}
 
     def weights(self, samples: Samples) -> list[float] | None:
-        """Return the weight of each sample's class; afterwards `loss` uses the class weights."""
+        """Return the weight of each sample's class, and make `loss` use the class weights."""
         if self.options.class_weights is None:
             return None
         labels = [sample["label"][0] for sample in samples]
@@ -310,9 +310,10 @@ class TextClassificationTask(Task):
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """Return, for each sample, its loss and prediction.
 
-        For a regression the prediction is a number. Otherwise it is the most likely class and its
-        probability. If needed, values of all classes follow: the probabilities if a row may have
-        several classes, else their logarithms, which are logits too.
+        For a regression, the prediction is a number. Otherwise it is the most likely class and its
+        probability. If `_needs_all_classes` is True, a value for each class follows: a probability
+        if a row may have several classes, otherwise a log-probability, which also serves as a
+        logit.
         """
         logits = outputs.logits.float()
         losses = self._losses(logits, self._targets(samples)).tolist()
@@ -334,14 +335,14 @@ class TextClassificationTask(Task):
         return bool(self.several or self.options.all_probabilities or tuned or tunes)
 
     def _probabilities(self, predictions: Sequence[Any]) -> list[list[float]]:
-        """Return the probabilities of each row's classes; [] for each row if they are unknown."""
+        """Return each row's class probabilities; [] for each row if they were not computed."""
         rows = [row for *_, row in predictions]
         if self.several or not any(rows):
             return rows
         return self._temperature.probabilities(rows)
 
     def _calibration(self, predictions: Sequence[Any], labels: Sequence[Any]) -> dict[str, float]:
-        """Return the calibration error before and after the calibration; {} without one."""
+        """Return the calibration errors before and after calibration; {} if not calibrated."""
         if self._temperature.value is None or self.several:
             return {}
         rows, numbers = [row for *_, row in predictions], [label for [label] in labels]
@@ -350,9 +351,9 @@ class TextClassificationTask(Task):
         return dict(zip(CALIBRATION_METRICS, errors, strict=True))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return the recipe's metrics, the mean loss, and the errors of a calibration.
+        """Return the recipe's metrics, the mean loss, and the calibration errors, if any.
 
-        The loss is that of the logits without a temperature.
+        The loss is computed from the logits before temperature scaling.
         """
         losses, predicted, _, _ = zip(*predictions, strict=True)
         labels: list[Any] = [sample["label"] for sample in samples]
@@ -423,7 +424,7 @@ class TextClassificationTask(Task):
             self._temperature.use(reports_of(classes))
 
     def check_model(self, model: "PreTrainedModel") -> None:  # noqa: ARG002
-        """Describe the settings by which a trained model predicts rows with one class."""
+        """Set `model_notices` to the threshold and temperature of a trained model."""
         if not self.trained or self.several or self.options.regression:
             return
         names, notices = names_of_model(self.trained), []
@@ -441,8 +442,9 @@ class TextClassificationTask(Task):
     def _classes(self, predictions: Sequence[Any], samples: Samples) -> list[list[int]]:
         """Return the predicted classes of each row.
 
-        A row has its most likely class or, if rows may have several classes, all classes whose
-        probability is at least their threshold. Two classes may have a tuned threshold.
+        If each row has one class, this is the most likely class. If there are exactly two classes,
+        a tuned threshold may decide instead. If rows may have several classes, a row gets all
+        classes whose probability is at least their threshold.
         """
         names = self._names(samples)
         if not self.several:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNLABELLED = -1
-# problem types without a probability distribution over the classes
+# problem types of classifiers that compute no probability distribution over the classes
 OTHERS = ("multi_label_classification", "regression")
 PROBES = ("The dog bit the man.", "It wasn't so: \u00fcber 3.5 % of 1,000 are naive!")
 
@@ -70,7 +70,7 @@ class TextDistillationTask(Task):
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)
         self.names: list[str] = []
-        self._logits: dict[int, Sequence[float]] = {}  # logits of the teacher, by sample id
+        self._logits: dict[int, Sequence[float]] = {}  # the teacher's logits, by sample id
         self._written = 0  # number of samples written so far
         mine = self.options
         options = TextClassification(
@@ -80,7 +80,7 @@ class TextDistillationTask(Task):
             recipe, name="classify", task="text-classification", options=options, teacher=None
         )
         self._by_number = False  # True if labels are class numbers of the teacher
-        # tokenizer of student or teacher with more columns; DistilBERT's has no token types
+        # the one of both tokenizers that has more columns (DistilBERT's has no token types)
         self._widest_tokenizer = self.tokenizer
         self._longest: int | None = None  # maximum number of tokens of the teacher's input
 
@@ -93,7 +93,7 @@ class TextDistillationTask(Task):
         """Read the class names of the teacher.
 
         Raises:
-            TrainError: the teacher is not a single-label classifier, or needs other tokens.
+            TrainError: the teacher is not a single-label classifier, or needs another tokenizer.
         """
         name, tokenizer = self.recipe.teacher, load_tokenizer(str(folder))
         config = load_config(self._of_teacher(folder), str(folder), tokenizer)
@@ -196,7 +196,7 @@ class TextDistillationTask(Task):
     def _rows_of(
         self, rows: Rows, split: str, texts: Sequence[str], label: str
     ) -> Iterator[tuple[list[str], str]]:
-        """Yield the texts and the label of each row; "" for a missing label."""
+        """Yield the texts and the label of each row; a missing label is ""."""
         names = class_names(rows, label) if label else []
 
         def read(row: Mapping[str, Any]) -> tuple[list[str], str]:
@@ -235,7 +235,7 @@ class TextDistillationTask(Task):
     # a batch
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        none = [0.0] * len(self.names)  # comparing a saved model needs no logits of the teacher
+        none = [0.0] * len(self.names)  # the comparison of saved models needs no teacher logits
         teacher = [self._logits.get(sample["number"][0], none) for sample in samples]
         labels = torch.tensor([sample["label"][0] for sample in samples])
         inputs = self.reader.pad(samples, self.tokenizer.padding_side)
@@ -258,7 +258,7 @@ class TextDistillationTask(Task):
         return alpha * temperature**2 * soft + (1 - alpha) * hard
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return, for each sample, its loss, predicted class, and the teacher's predicted class."""
+        """Return each sample's loss, predicted class, and class predicted by the teacher."""
         targets, logits = self.collate(samples).targets, outputs.logits.float()
         columns = (self._losses(logits, targets), logits.argmax(-1), targets["teacher"].argmax(-1))
         return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -273,7 +273,7 @@ class TextDistillationTask(Task):
         return scores
 
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:
-        """Return the class report of the rows that have a label."""
+        """Return the class report over the rows that have a label."""
         pairs = [
             (mine, sample["label"][0])
             for (_, mine, _), sample in zip(predictions, samples, strict=True)

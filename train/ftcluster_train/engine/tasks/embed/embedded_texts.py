@@ -1,4 +1,4 @@
-"""Reading of texts and scores from rows, and of tokens from samples, for training embeddings."""
+"""Functions for embedding tasks that read texts and scores from rows, and tokens from samples."""
 
 import hashlib
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ def rows_of(rows: Rows, columns: SearchColumns, split: str) -> Iterator[list[str
 
 
 def scores_of(rows: Rows, columns: SearchColumns, split: str) -> Iterator[float]:
-    """Yield the score of each row, which has a pair of texts."""
+    """Yield the score of each row, which is a pair of texts."""
     return (score for _, score in read_rows(rows, split, lambda row: score_of(row, columns)))
 
 
 def margins_in(rows: Rows, columns: SearchColumns, split: str) -> Iterator[list[float]]:
-    """Yield the teacher's margin of each negative of each row."""
+    """Yield, for each row, the teacher's margins of its negatives."""
 
     def margins(row: Row) -> list[float]:
         return margins_of(row, columns, len(search_texts(row, columns)) - 2)
@@ -42,7 +42,7 @@ def pair_columns(rows: Rows, options: SentenceSimilarity, split: str) -> SearchC
 
 
 def texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:
-    """Yield the single text of each row, for a prediction or a distillation.
+    """Yield the single text of each row, for predictions or distillation.
 
     Raises:
         TrainError: a row has no text.
@@ -64,7 +64,7 @@ def texts_in(row: Sample) -> Iterator[list[int]]:
 
 
 def number_of_text(text: str) -> int:
-    """Return a 63-bit hash of a text as an integer, which is the same on all hosts."""
+    """Return a 63-bit integer hash of a text, which is the same on all hosts."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

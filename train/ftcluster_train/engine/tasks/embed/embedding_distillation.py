@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 class EmbeddingDistillationTask(TaughtEmbeddingTask):
     """Trains a model, the student, to reproduce the embeddings of a teacher.
 
-    The loss of a text is the mean squared difference between the student's embedding and the
-    target, or 1 - their cosine. The targets are the teacher's embeddings, computed once before the
-    first step, with the teacher's tokenizer. If the teacher is wider than the student, the targets
-    are the principal components of these embeddings, as in sentence-transformers' example
-    model_distillation.py.
+    The loss of a text is either the mean squared difference between the student's embedding and the
+    target embedding, or 1 - their cosine. The targets are the teacher's embeddings. They are
+    computed once, before the first step, with the teacher's tokenizer. If the teacher's embeddings
+    are wider than the student's, they are projected onto their principal components, as in
+    sentence-transformers' example model_distillation.py.
     """
 
     @classmethod
@@ -86,7 +86,7 @@ class EmbeddingDistillationTask(TaughtEmbeddingTask):
     def check_model(self, model: "PreTrainedModel") -> None:
         super().check_model(model)
         plain, normalize = self.modules_of(Path(model.name_or_path)), self.options.normalize
-        if normalize == "auto":  # the target embeddings determine it
+        if normalize == "auto":  # normalize the student's embeddings if the targets are normalized
             normalize = self._teacher.normalize and self._teacher_width == self.width
         self.modules = replace(plain, pooling=self.modules.pooling, normalize=normalize)
         if self._teacher_width < self.width:
@@ -136,7 +136,7 @@ class EmbeddingDistillationTask(TaughtEmbeddingTask):
     def _losses(
         self, outputs: Any, targets: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of each text, and the cosine between its embedding and the target."""
+        """Return each text's loss, and the cosine between its embedding and its target."""
         student = output_vectors(
             outputs.last_hidden_state, targets["tokens"], self.modules, self.projections
         )
@@ -147,7 +147,7 @@ class EmbeddingDistillationTask(TaughtEmbeddingTask):
         return 1 - cosines, cosines
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return, for each text, its loss, and the cosine between its embedding and the target."""
+        """Return each text's loss, and the cosine between its embedding and its target."""
         losses, cosines = self._losses(outputs, self.collate(samples).targets)
         return list(zip(losses.tolist(), cosines.tolist(), strict=True))
 
@@ -164,7 +164,7 @@ def principal_components(vectors: torch.Tensor, count: int) -> tuple[torch.Tenso
     All ranks get the components of rank 0, because their signs may differ between CPUs.
 
     Args:
-        vectors: vectors, shape (n, width).
+        vectors: vectors to analyse, shape (vectors, width).
         count: number of components.
 
     Raises:

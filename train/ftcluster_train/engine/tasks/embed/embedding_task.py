@@ -41,7 +41,7 @@ def learns_from_teacher(recipe: Recipe, purpose: Purpose) -> bool:
 
 
 def saved_layers(folder: Path, _hidden: int) -> tuple[Sequence[Dense], Sequence[Path]]:
-    """Return the Dense modules of a model that sentence-transformers or a training wrote."""
+    """Return the Dense modules of a model saved by sentence-transformers or by ftcluster."""
     modules = read_modules(folder) if folder.is_absolute() else None
     return (modules.dense, dense_folders(folder)) if modules else ((), ())
 
@@ -50,10 +50,10 @@ class EmbeddingTask(Task):
     """Trains a model that computes text embeddings, in the format of sentence-transformers.
 
     Attributes:
-        model_prompts: the model's prompt of queries, and its prompt of other texts.
+        model_prompts: the model's prompts for queries and for other texts.
         modules: pooling and normalization that follow the transformer in the saved model.
-        projections: the Dense modules of the model in use.
-        predicted_kind: kind of text that a prediction embeds, for a notice about its prompt.
+        projections: Dense modules of the current model.
+        predicted_kind: kind of text that a prediction embeds, for the notice about its prompt.
     """
 
     name = "sentence-similarity"
@@ -85,9 +85,10 @@ class EmbeddingTask(Task):
 
     @property
     def compares_dots(self) -> bool:
-        """True if the loss compares embeddings of any length by their dot products.
+        """True if the loss compares embeddings by dot product, without normalizing them.
 
-        sentence-transformers' MatryoshkaLoss normalizes embeddings of each width.
+        It is False with matryoshka_dims, because sentence-transformers' MatryoshkaLoss normalizes
+        the embeddings of each width.
         """
         options = self.options
         dots = options.loss == MARGIN_MSE and not options.matryoshka_dims
@@ -124,8 +125,9 @@ class EmbeddingTask(Task):
     def modules_of(self, folder: Path) -> SentenceModules:
         """Return the modules in a model's folder; the recipe's settings are ignored.
 
-        A folder without modules gets the default modules. They do not normalize embeddings for
-        margin_mse, because a teacher's margins may exceed 2, the largest difference of two cosines.
+        If the folder has no modules, the default modules are returned. For margin_mse they do not
+        normalize embeddings, because a teacher's margins may exceed 2, the largest difference
+        between two cosines.
         """
         try:
             modules = read_modules(folder) if folder.is_absolute() else None
@@ -179,7 +181,7 @@ class EmbeddingTask(Task):
                 f"{self.recipe.model} have {self.width} elements",
                 f"make the largest dimension the whole width: {self.width}",
             )
-        # the pooler gets no gradient, and the exchange of gradients would wait for it
+        # freeze the pooler: it gets no gradient, so the gradient exchange would wait for it
         pooler = getattr(model, "pooler", None)
         if isinstance(pooler, torch.nn.Module):
             pooler.requires_grad_(False)
@@ -214,7 +216,7 @@ class EmbeddingTask(Task):
     def tokens_of(
         self, texts: Sequence[PromptedText], limit: int
     ) -> tuple[Iterator[Mapping[str, list[int]]], int]:
-        """Return the columns of each text that depend on its tokens, and the number of cut texts.
+        """Return the token columns of each text, and the number of truncated texts.
 
         Args:
             limit: maximum number of tokens of a text.
@@ -223,12 +225,12 @@ class EmbeddingTask(Task):
         return ({"input_ids": ids} for ids in tokens["input_ids"]), cut
 
     def token_columns(self) -> dict[str, str]:
-        """Return the columns of samples that have one text, and their array type codes."""
+        """Return the columns of single-text samples, with their array type codes."""
         skipped = {} if self.prompts.pooled else {"skipped": "i"}
         return {"input_ids": token_kind(len(self.tokenizer)), **skipped}
 
     def skipped_tokens(self, texts: Iterable[PromptedText], limit: int) -> dict[str, list[int]]:
-        """Return a column with the number of unpooled prompt tokens of each text."""
+        """Return a column with each text's number of prompt tokens that are not pooled."""
         if self.prompts.pooled:
             return {}
         for prompt in self.prompts[:2]:

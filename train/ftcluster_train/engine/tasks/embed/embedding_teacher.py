@@ -43,7 +43,7 @@ class TaughtEmbeddingTask(EmbeddingTask):
         """Read the teacher's settings for embeddings, such as pooling.
 
         Raises:
-            TrainError: the teacher is not a sentence-transformers model, or is not supported.
+            TrainError: the teacher is not a sentence-transformers model, or it is not supported.
         """
         name, tokenizer = self.recipe.teacher, load_tokenizer(str(folder))
         config = load_config(self._of_teacher(), str(folder), tokenizer)
@@ -102,6 +102,6 @@ def output_vectors(
     modules: SentenceModules,
     projections: Sequence[Projection],
 ) -> torch.Tensor:
-    """Return fp32 embeddings, computed with the modules that follow the transformer."""
+    """Apply the modules that follow the transformer, and return the embeddings in fp32."""
     vectors = project(pooled(hidden, tokens, modules.pooling), projections)
     return functional.normalize(vectors, dim=-1) if modules.normalize else vectors

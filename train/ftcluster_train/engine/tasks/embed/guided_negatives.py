@@ -1,4 +1,4 @@
-"""In-batch negatives that a guide, another embedder, has checked (GISTEmbed, Solatorio 2024)."""
+"""In-batch negatives, filtered by another embedding model (GISTEmbed, Solatorio 2024)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -71,7 +71,7 @@ class GuidedSimilarityTask(TaughtEmbeddingTask, SentenceSimilarityTask):
             }
 
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
-        """Return predictions; for the guide, these are the embeddings of each row's texts."""
+        """Return predictions; the guide's predictions are the embeddings of each row's texts."""
         if model is not self.reference_model:
             return super().predict(model, samples, bf16)
         texts = [
@@ -94,7 +94,7 @@ class GuidedSimilarityTask(TaughtEmbeddingTask, SentenceSimilarityTask):
             texts = samples[number]["texts"]
             for place, (text, vector) in enumerate(zip(texts, vectors, strict=False)):
                 self._guides[text, place == QUERY] = (
-                    vector  # mined negatives get theirs from their own rows
+                    vector  # mined negatives are embedded with their own rows
                 )
 
     def contrastive_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
@@ -115,18 +115,19 @@ def gist_loss(
     """Return this rank's part of the guided loss, the sum over its rows.
 
     This is sentence-transformers' GISTEmbedLoss, over the texts of all ranks. A row compares its
-    query with all texts of the batch, and its positive with all positives. The loss ignores a
-    compared text if the guide's similarity exceeds a limit: the guide's similarity of the row's
-    query and positive, minus the margin. As in `ranking_loss`, the loss also ignores texts that are
-    equal to the row's query or positive, and texts that belong to the query in another row.
+    query with all texts of the batch, and its positive with all positives. The loss ignores a text
+    if the guide rates the compared pair as more similar than a limit. The limit is the guide's
+    similarity of the row's own query and positive, minus the margin. As in `ranking_loss`, the loss
+    also ignores texts that are equal to the row's query or positive, and texts that belong to the
+    query in another row.
 
     Args:
         embeddings: embeddings of all texts, of length 1, shape (texts, width).
         guides: the guide's embeddings of the same texts, of length 1.
         texts: texts of the batch.
-        scale: factor of the cosines.
-        margin: minimum difference of the guide's similarities.
-        relative: True if the margin is a share of the similarity of the row's own pair.
+        scale: factor by which the cosines are multiplied.
+        margin: minimum difference between the guide's similarities.
+        relative: True if the margin is a fraction of the guide's similarity of the row's own pair.
     """
     rows = texts.rows
     query, positive, negative = (
@@ -155,7 +156,7 @@ def gist_loss(
 
 
 def _candidates(vectors: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
-    """Return the cosines of this rank's rows with the texts that they are compared with.
+    """Return the cosines between this rank's rows and all texts that they are compared with.
 
     The blocks of columns are: query with positives, query with queries, positive with positives,
     query with negatives.

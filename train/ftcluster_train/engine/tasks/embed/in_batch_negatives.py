@@ -1,4 +1,4 @@
-"""The contrastive loss of a batch, where the texts of other rows are negatives of each query."""
+"""The contrastive loss of a batch, in which a query's negatives are the texts of other rows."""
 
 import math
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ QUERY, POSITIVE, NEGATIVE = range(3)  # kinds of texts
 
 
 class BatchTexts(NamedTuple):
-    """The texts of all ranks' rows of a batch, in the order of ranks and rows.
+    """The texts in the rows of a batch, from all ranks, ordered by rank and row.
 
     Attributes:
         numbers: hashes of the texts, shape (texts,), int64; equal texts have equal hashes.
         kinds: QUERY, POSITIVE or NEGATIVE for each text, shape (texts,). Each row begins with one
             query and one positive.
-        rows: range of this rank's rows.
+        rows: range of this rank's rows among the rows of all ranks.
         counts: number of texts of each rank.
         labels: score of each row's pair, shape (rows of all ranks,), fp64; NaN for a row without a
             score.
-        margins: a teacher's margin of each negative, shape (negatives of all ranks,), fp64; NaN
-            without a teacher.
+        margins: the teacher's margin for each negative, shape (negatives of all ranks,), fp64; NaN
+            if there is no teacher.
     """
 
     numbers: torch.Tensor
@@ -39,7 +39,7 @@ class BatchTexts(NamedTuple):
 
     @property
     def documents(self) -> torch.Tensor:
-        """The indices of all texts but queries: first the positives, in the order of the rows."""
+        """The indices of all texts except queries: positives in row order, then negatives."""
         positives = torch.where(self.kinds == POSITIVE)[0]
         return torch.cat([positives, torch.where(self.kinds == NEGATIVE)[0]])
 
@@ -68,7 +68,7 @@ def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
 
 
 def _values_of(row: Sample) -> list[float]:
-    """Return the pair's score for the first two texts of a row, and the margins of the others."""
+    """Return a value for each text of a row: the pair's score twice, then the margins."""
     score, negatives = row.get("label", [math.nan])[0], len(row["texts"]) - 2
     return [score, score, *row.get("margins", [math.nan] * negatives)]
 
@@ -76,7 +76,7 @@ def _values_of(row: Sample) -> list[float]:
 def ranking_loss(
     embeddings: torch.Tensor, texts: BatchTexts, scale: float, symmetric: bool
 ) -> torch.Tensor:
-    """Return the summed cross entropy of finding the text of each query among a batch's texts.
+    """Return the summed cross entropy of finding each query's text among the batch's texts.
 
     This is sentence-transformers' MultipleNegativesRankingLoss, with scaled cosines as scores (van
     den Oord et al. 2018, Representation Learning with Contrastive Predictive Coding). A text may
@@ -86,9 +86,8 @@ def ranking_loss(
     Args:
         embeddings: embeddings of all texts, of length 1, shape (texts, width).
         texts: texts of the batch; the loss is the sum over `texts.rows`.
-        scale: factor of the cosines.
-        symmetric: True to return the mean of this loss and the loss of finding the query of each
-            text.
+        scale: factor by which the cosines are multiplied.
+        symmetric: True to return the mean of this loss and the loss of finding each text's query.
     """
     own, is_query = texts.rows, texts.kinds == QUERY
     queries, documents = embeddings[is_query], embeddings[texts.documents]
@@ -103,10 +102,11 @@ def ranking_loss(
 
 
 def matching_loss(scores: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
-    """Return the summed loss of finding the text of each of this rank's queries.
+    """Return the loss of finding each query's text, summed over this rank's queries.
 
     Args:
-        scores: score of each query of this rank and each of `texts.documents`.
+        scores: score of each query of this rank with each text in `texts.documents`, shape (queries
+            of this rank, documents).
     """
     is_query = texts.kinds == QUERY
     query, document = texts.numbers[is_query], texts.numbers[texts.documents]
@@ -117,7 +117,7 @@ def matching_loss(scores: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
 
 
 def _cross_entropy(scores: torch.Tensor, left_out: torch.Tensor, own: slice) -> torch.Tensor:
-    """Return the summed loss of choosing column `own.start` + i for each row i of `scores`.
+    """Return the summed cross entropy, where column `own.start` + i is correct for row i.
 
     Args:
         left_out: True for pairs that the loss ignores.

@@ -9,7 +9,7 @@ from ftcluster_train.engine.metrics import DEPTH, gain_at
 def retrieval_metrics(
     retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]]
 ) -> dict[str, float]:
-    """Return mean retrieval metrics over the queries, with binary relevance.
+    """Return retrieval metrics with binary relevance, averaged over the queries.
 
     nDCG is the DCG divided by the DCG of the best order. The DCG is the sum of 1 / log2(rank + 1)
     over the relevant texts (Järvelin and Kekäläinen 2002, Cumulated Gain-Based Evaluation of IR
@@ -39,7 +39,7 @@ def retrieval_metrics(
 def recall(
     retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]], depth: int
 ) -> float:
-    """Return the mean fraction of a query's relevant texts among the first `depth` texts."""
+    """Return the mean fraction of a query's relevant texts that are in the first `depth` ranks."""
     pairs = zip(retrieved, relevant, strict=True)
     shares = [len({*texts[:depth]} & {*wanted}) / len(wanted) for texts, wanted in pairs]
     return math.fsum(shares) / len(shares)

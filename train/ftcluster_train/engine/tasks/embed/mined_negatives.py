@@ -21,7 +21,7 @@ from ftcluster_train.io.rank_status import report
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-AT_ONCE = 256  # number of queries in a matrix multiplication with all texts
+AT_ONCE = 256  # number of queries to multiply against all texts at once
 TextPlace = tuple[int, int]  # index of a row, and index of a text in the row
 
 
@@ -32,7 +32,7 @@ def hard_negatives(
     options: SentenceSimilarity,
     most_belonging: int,
 ) -> list[list[int]]:
-    """Return the hard negatives of each query: indices of similar documents of other queries.
+    """Return each query's hard negatives: indices of similar documents that do not belong to it.
 
     The rules and their order are the same as in sentence-transformers' mine_hard_negatives with the
     strategy `top`. Margins are relative to the least similar document that belongs to the query.
@@ -67,7 +67,7 @@ def hard_negatives(
 
 
 def _last_rank(options: SentenceSimilarity, most_belonging: int) -> int:
-    """Return the number of candidates per query, for recipes without range_max."""
+    """Return the default of range_max: the number of most similar candidates to consider."""
     limits = (options.absolute_margin, options.relative_margin, options.max_score)
     several = 10 if any(limit is not None for limit in limits) else 1
     return options.range_min + options.hard_negatives * several + most_belonging
@@ -77,7 +77,7 @@ class MinedRows(Samples):
     """The rows of a training set with mined negatives, which are texts of other rows.
 
     Args:
-        mined: places of the negatives of each row.
+        mined: places of the mined negatives of each row.
     """
 
     def __init__(self, rows: Samples, mined: Sequence[Sequence[TextPlace]]) -> None:
@@ -104,7 +104,7 @@ class MinedRows(Samples):
 
 
 def _text(row: Sample, place: int) -> Sample:
-    """Return the text with index `place` of a row, as a row with one text."""
+    """Return the text at index `place` of a row, as a row with a single text."""
     fields = {name: row[name][place : place + 1] for name in ("lengths", "texts")}
     if "skipped" in row:
         fields["skipped"] = row["skipped"][place : place + 1]
@@ -133,7 +133,7 @@ def with_hard_negatives(
     task: Task, model: "PreTrainedModel", rows: Samples, world: World, bf16: bool,
     log: ProgressLog,
 ) -> Samples:  # fmt: skip
-    """Return the rows of a training set with mined negatives, the same rows on every rank.
+    """Return the rows of a training set with mined negatives; all ranks get the same rows.
 
     Candidates are all texts of the set that are not queries.
     """
@@ -152,7 +152,7 @@ def with_hard_negatives(
     log.write("phase", doing=f"mining {wanted} negatives for each of {len(queries)} queries")
     both: Any = _Texts(rows, [*queries.values(), *documents.values()])
     embeddings = functional.normalize(decoded(predict(task, model, both, world, bf16)), dim=-1)
-    # a row may already have some of the mined negatives, so mine more
+    # a row may already contain some of the mined negatives, so mine more
     options = replace(task.options, hard_negatives=wanted + most_given)
     found = _mined(embeddings, list(queries), list(documents), belonging, options, world)
     texts, places = list(documents), list(documents.values())
@@ -173,7 +173,7 @@ def _mined(
     embeddings: torch.Tensor, queries: Sequence[int], documents: Sequence[int],
     belonging: Mapping[int, Mapping[int, None]], options: SentenceSimilarity, world: World,
 ) -> dict[int, list[int]]:  # fmt: skip
-    """Return the indices of each query's negatives, by query; each rank mines for some queries."""
+    """Return the indices of each query's negatives; the ranks divide the queries among them."""
     number = {text: n for n, text in enumerate(documents)}
     own = slice(world.rank, len(queries), world.size)
     right = [[number[text] for text in belonging[query]] for query in queries[own]]

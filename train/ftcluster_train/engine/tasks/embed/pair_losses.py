@@ -22,10 +22,10 @@ def score_loss(
     Args:
         embeddings: embeddings of all texts, of length 1, shape (texts, width).
         texts: texts of the batch, a query and a positive in each row; `labels` are the scores.
-        loss: cosent, angle, cosine or contrastive: CoSENTLoss, AnglELoss, CosineSimilarityLoss or
-            ContrastiveLoss of sentence-transformers.
-        scale: factor of the similarities, for cosent and angle.
-        margin: minimum distance of pairs with score 0, for contrastive.
+        loss: cosent, angle, cosine or contrastive, for sentence-transformers' CoSENTLoss,
+            AnglELoss, CosineSimilarityLoss or ContrastiveLoss.
+        scale: factor by which cosent and angle multiply the similarities.
+        margin: distance beyond which pairs with score 0 have no loss, for contrastive.
     """
     left, right = (embeddings[texts.kinds == kind] for kind in (QUERY, POSITIVE))
     own = texts.rows
@@ -38,23 +38,23 @@ def score_loss(
         apart = functional.relu(margin - distances)
         return (labels * distances.square() + (1 - labels) * apart.square()).sum() / 2
     similarity = angle_similarity(left, right) if loss == "angle" else (left * right).sum(1)
-    # the loss is one value for the whole batch, so each rank returns the part of its rows
+    # the loss is one value for the whole batch, so each rank returns the share of its rows
     return cosent_loss(scale * similarity, texts.labels) * (own.stop - own.start)
 
 
 def triplet_loss(embeddings: torch.Tensor, texts: BatchTexts, margin: float) -> torch.Tensor:
     """Return this rank's part of the triplet loss, the sum over its rows.
 
-    A row's loss is the mean over its negatives of max(0, distance to the positive - distance to the
-    negative + margin), where the distance is 1 - cosine. With one negative for each row it is
-    sentence-transformers' TripletLoss with TripletDistanceMetric.COSINE.
+    The loss of a triplet is max(0, distance to the positive - distance to the negative + margin),
+    where the distance is 1 - cosine. A row's loss is the mean over its negatives. If each row has
+    one negative, this is sentence-transformers' TripletLoss with TripletDistanceMetric.COSINE.
 
     Args:
         embeddings: embeddings of all texts, of length 1, shape (texts, width).
         texts: texts of the batch; a row without a negative has no loss.
     """
     is_negative = texts.kinds == NEGATIVE
-    row_of = (texts.kinds == QUERY).cumsum(0)[is_negative] - 1  # row of each negative
+    row_of = (texts.kinds == QUERY).cumsum(0)[is_negative] - 1  # row index of each negative
     queries, positives = embeddings[texts.kinds == QUERY], embeddings[texts.kinds == POSITIVE]
     nearest = (queries * positives).sum(1)[row_of]
     other = (queries[row_of] * embeddings[is_negative]).sum(1)
@@ -63,20 +63,20 @@ def triplet_loss(embeddings: torch.Tensor, texts: BatchTexts, margin: float) -> 
 
 
 def margin_mse_loss(embeddings: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
-    """Return this rank's part of the loss of a teacher's margins, the sum over its rows.
+    """Return this rank's part of the margin loss against a teacher, the sum over its rows.
 
-    A margin is the score of the query and its positive minus the score of the query and a negative.
-    A row's loss is the mean squared difference between the model's margins, whose scores are dot
-    products, and the teacher's. This is sentence-transformers' MarginMSELoss if all rows have
-    equally many negatives. Source: Hofstätter et al. 2020, Improving Efficient Neural Ranking
-    Models with Cross-Architecture Knowledge Distillation.
+    A margin is the score of a query with its positive, minus the score of the query with a
+    negative. The model's scores are dot products. A row's loss is the mean squared difference
+    between the model's margins and the teacher's margins. This is sentence-transformers'
+    MarginMSELoss if all rows have the same number of negatives. Source: Hofstätter et al. 2020,
+    Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation.
 
     Args:
         embeddings: embeddings of all texts, shape (texts, width).
-        texts: texts of the batch; `margins` are the teacher's.
+        texts: texts of the batch; `margins` contains the teacher's margins.
     """
     is_negative = texts.kinds == NEGATIVE
-    row_of = (texts.kinds == QUERY).cumsum(0)[is_negative] - 1  # row of each negative
+    row_of = (texts.kinds == QUERY).cumsum(0)[is_negative] - 1  # row index of each negative
     queries, positives = embeddings[texts.kinds == QUERY], embeddings[texts.kinds == POSITIVE]
     nearest = (queries * positives).sum(1)[row_of]
     other = (queries[row_of] * embeddings[is_negative]).sum(1)
@@ -85,11 +85,11 @@ def margin_mse_loss(embeddings: torch.Tensor, texts: BatchTexts) -> torch.Tensor
 
 
 def _mean_of_rows(losses: torch.Tensor, row_of: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
-    """Return the sum over this rank's rows of the mean loss of a row's negatives.
+    """Average the losses of each row's negatives, and return the sum over this rank's rows.
 
     Args:
         losses: loss of each negative, shape (negatives,).
-        row_of: row of each negative, shape (negatives,).
+        row_of: row index of each negative, shape (negatives,).
     """
     is_own = (row_of >= texts.rows.start) & (row_of < texts.rows.stop)
     counts = row_of.bincount(minlength=len(texts.labels))
@@ -113,9 +113,9 @@ def cosent_loss(similarities: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
 def angle_similarity(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return |Re + Im| of the inner product of complex vectors, one of them conjugated.
 
-    The first half of an embedding has the real parts, and the second half has the imaginary parts.
-    If the width is odd, the last imaginary part is 0. Source: Li and Li 2024, AnglE-optimized Text
-    Embeddings. The absolute value is in the authors' program but not in the paper.
+    The first half of an embedding holds the real parts, and the second half the imaginary parts. If
+    the width is odd, the last imaginary part is 0. Source: Li and Li 2024, AnglE-optimized Text
+    Embeddings. The authors' code takes the absolute value, but the paper does not.
 
     Args:
         left: embeddings of length 1, shape (pairs, width).

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Prompts(NamedTuple):
-    """The prompts before each query and before each other text.
+    """The prompts that precede each query and each other text.
 
     Attributes:
         pooled: True if pooling includes the tokens of the prompts.
@@ -21,7 +21,7 @@ class PromptedText(NamedTuple):
     """A text, and the prompt before the text.
 
     Attributes:
-        is_query: True for a query of a task that encodes queries in another way than other texts.
+        is_query: True for a query, if the task encodes queries differently from other texts.
     """
 
     prompt: str
@@ -38,9 +38,9 @@ class Search:
 
     Attributes:
         texts: distinct texts with prompts. A text that is both a query and a document occurs twice
-            if its tokens as a query and as a document differ.
-        belonging: indices in `texts` of the texts that belong to each query, by the index of the
-            query.
+            if its tokens differ between the two uses.
+        belonging: indices in `texts` of the texts that belong to each query, keyed by the index of
+            the query in `texts`.
         documents: indices in `texts` of all texts that a search may find.
     """
 
@@ -50,7 +50,7 @@ class Search:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[PromptedText]]) -> "Search":
-        """Return the search problem of rows.
+        """Return the search problem that the rows define.
 
         Args:
             rows: texts of each row: a query, the text that belongs to the query, and further texts.
@@ -70,7 +70,7 @@ class Search:
     def about(self) -> dict[str, Any]:
         """Return the metadata for the samples.
 
-        The field `same` has, for each query, the document that has the same text, or -1.
+        The field `same` contains, for each query, the document with the same text; -1 for none.
         """
         by_text = {self.texts[number].text: number for number in self.documents}
         return {

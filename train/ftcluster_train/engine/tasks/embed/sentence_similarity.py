@@ -56,22 +56,22 @@ if TYPE_CHECKING:
     from ftcluster_train.engine.progress import ProgressLog
 
 RECALLS = (10, 100)
-SCORED = 1024  # number of queries in a matrix multiplication with all texts
-OF_TEXTS = ("skipped", "expansion")  # columns of a row with a value for each text
+SCORED = 1024  # number of queries to multiply against all texts at once
+OF_TEXTS = ("skipped", "expansion")  # columns of a sample that hold one value for each text
 DIGITS = 8  # decimal places of the values of a predicted embedding
 
 
 @register
 class SentenceSimilarityTask(EmbeddingTask):
-    """Trains embeddings contrastively; the negatives of a query are the other texts of the batch.
+    """Trains embeddings contrastively; a query's negatives are the other texts of the batch.
 
-    The batch includes the rows of all ranks. A step therefore computes all embeddings before the
-    loss, see `engine.step.GradientCacheStep`. In the training set a sample is a row with all its
-    texts. In other sets a sample is one text.
+    The batch includes the rows of all ranks. A step therefore computes all embeddings before it
+    computes the loss, see `engine.step.GradientCacheStep`. In the training set, a sample is a row
+    with all its texts. In other sets, a sample is a single text.
     """
 
     compares_batch = True
-    # batches need random rows: rows of equal length often share a topic, so they are bad negatives
+    # rows of equal length often share a topic and make poor negatives, so batches are random
     group_by_length = False
 
     @classmethod
@@ -154,7 +154,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         return close_set(writer, split, cut, columns=read, rows=len(writer))
 
     def _encode_texts(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
-        """Write one sample for each text: texts of the search problem, or texts to predict.
+        """Write one sample for each text of the search problem, or for each text to predict.
 
         Returns:
             The number of truncated texts.
@@ -213,7 +213,7 @@ class SentenceSimilarityTask(EmbeddingTask):
     def vectors(self, samples: Sequence[Sample], forward: Forward) -> torch.Tensor:
         """Return the embeddings of the rows' texts, shape (texts, width).
 
-        Their length is 1 unless the loss compares the dot products of embeddings of any length.
+        The embeddings are normalized to length 1, unless the loss compares them by dot product.
         """
         groups, places = self.group_texts(samples)
         embeddings = torch.cat([self.pool(*forward(group)) for group in groups])
@@ -222,7 +222,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         return embeddings[places]
 
     def group_texts(self, rows: Sequence[Sample]) -> tuple[list[list[Sample]], torch.Tensor]:
-        """Return the texts of rows in groups of similar length.
+        """Divide the texts of rows into groups of similar length.
 
         Returns:
             The groups of texts, and the index of each text in the concatenated groups.
@@ -255,7 +255,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         return total
 
     def contrastive_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
-        """Return the sum of the losses of this rank's rows, from the result of `vectors`."""
+        """Return the sum of the losses of this rank's rows, from the embeddings of all ranks."""
         options = self.options
         if options.loss == MARGIN_MSE:
             return margin_mse_loss(embeddings, batch)
@@ -284,9 +284,9 @@ class SentenceSimilarityTask(EmbeddingTask):
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Return retrieval metrics: how well queries find their texts in the set.
 
-        The search compares cosines, or dot products if the model's files say so. If pairs have
-        scores, return the correlations of cosines with scores instead. For shortened
-        embeddings (matryoshka_dims) the names of metrics end with the width, as in
+        The search ranks texts by cosine, or by dot product if the model's files say so. If pairs
+        have scores, the metrics are the correlations of the cosines with these scores instead. For
+        shortened embeddings (matryoshka_dims), the metric names end with the width, as in
         ndcg_at_10_dim_64.
         """
         embeddings, about = decoded(predictions), samples.about
@@ -329,7 +329,7 @@ def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.T
     """Return normalized embeddings, shortened to their first `width` values.
 
     Args:
-        whole: True to normalize embeddings that are not shortened, too.
+        whole: True to normalize embeddings even if they are not shortened.
     """
     if width == embeddings.shape[1] and not whole:
         return embeddings
@@ -358,7 +358,7 @@ def search_metrics(
         scores_of: function from indices of queries to the scores of all documents, shape (queries,
             documents).
         about: metadata from `Search.about`.
-        at_once: number of queries that are scored at once.
+        at_once: maximum number of queries to score at once.
     """
     documents = torch.tensor(about["documents"])
     retrieved: list[list[int]] = []

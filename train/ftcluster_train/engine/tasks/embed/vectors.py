@@ -11,12 +11,13 @@ def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Te
 
     Args:
         hidden: hidden states, shape (texts, length, width).
-        tokens: mask, shape (texts, length): 0 for padding and other tokens that are not pooled.
-        pooling: sentence-transformers' name of the pooling. cls and lasttoken select the first and
-            the last pooled token, and max selects the largest value of each feature. mean divides
-            the sum of the tokens by their number, and mean_sqrt_len_tokens by the square root of
-            their number. weightedmean is a mean in which the weight of a token is its position,
-            counted from 1 (Muennighoff 2022, SGPT).
+        tokens: mask of the tokens, shape (texts, length); 0 for padding and other tokens that are
+            not pooled.
+        pooling: sentence-transformers' name of the pooling method. cls and lasttoken select the
+            first and the last pooled token. max selects the largest value of each feature. mean
+            divides the sum of the tokens by their number, and mean_sqrt_len_tokens divides it by
+            the square root of their number. weightedmean is a mean in which each token is weighted
+            by its position, counted from 1 (Muennighoff 2022, SGPT).
     """
     hidden = hidden.float()
     length = hidden.shape[1]
@@ -41,6 +42,6 @@ def encoded(embeddings: torch.Tensor) -> list[str]:
 
 
 def decoded(predictions: Sequence[str]) -> torch.Tensor:
-    """Return the embeddings that `encoded` has encoded, shape (texts, width)."""
+    """Decode embeddings from the format of `encoded`, shape (texts, width)."""
     whole = bytearray(b"".join(map(base64.b64decode, predictions)))
     return torch.frombuffer(whole, dtype=torch.float32).view(len(predictions), -1)

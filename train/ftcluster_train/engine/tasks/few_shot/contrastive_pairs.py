@@ -10,14 +10,15 @@ Pair = tuple[int, int, float]  # indices of two rows; 1.0 if their classes are e
 def contrastive_pairs(
     classes: Sequence[int], strategy: str, iterations: int | None, seed: int
 ) -> list[Pair]:
-    """Return the pairs of an epoch in random order, as many as SetFit creates.
+    """Return the pairs of an epoch in random order, following SetFit's sampling strategies.
 
-    Unlike SetFit, this function pairs no row with itself: such a pair has a gradient of zero.
+    Unlike SetFit, this function pairs no row with itself, because such a pair's gradient is zero.
 
     Args:
         classes: class number of each row.
         strategy: oversampling, undersampling or unique.
-        iterations: number of pairs of each kind per row; None to derive it from `strategy`.
+        iterations: number of pairs of each kind (equal or different classes) per row; None to
+            derive it from `strategy`.
     """
     draw = random.Random(seed)
     equal: list[Pair] = []

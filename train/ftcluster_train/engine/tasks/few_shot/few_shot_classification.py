@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 @register
 class FewShotClassificationTask(SentenceSimilarityTask):
-    """Trains as SetFit (Tunstall et al. 2022), with the cosine loss of sentence-similarity.
+    """Trains like SetFit (Tunstall et al. 2022), with the cosine loss of sentence-similarity.
 
-    A sample of the training set is a pair of rows. The target of their cosine is 1 for rows of the
-    same class and 0 for other rows. The head is a logistic regression on the embeddings of the
-    training rows. Each evaluation and each saved model has a new head, fitted to the current
-    embeddings. Each validation set therefore begins with the training rows.
+    A training sample is a pair of rows. The target for their cosine is 1 if the rows have the same
+    class, and 0 otherwise. The head is a logistic regression on the embeddings of the training
+    rows. Each evaluation and each saved model fits a new head to the current embeddings. To provide
+    these embeddings, each validation set begins with the training rows.
     """
 
     name = "few-shot-classification"
@@ -80,7 +80,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
     # data
 
     def inspect_rows(self, rows: Rows) -> None:
-        """Read the classes of a trained model or, for a training, of the rows."""
+        """Read the classes from a trained model or, for a training run, from the rows."""
         if self.purpose == PREDICT:
             return
         _, labels = self._cells(rows, TRAIN)
@@ -108,7 +108,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         return drawn, f"{len(drawn)} rows"
 
     def keys_of_rows(self, rows: Rows) -> RowKeys:
-        """Return the class of each row."""
+        """Return the class of each row, for stratified splits."""
         _, label = self._column_names(rows, TRAIN)
         return RowKeys(label, [*map(as_word, self._cells(rows, TRAIN)[1])])
 
@@ -156,7 +156,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         return [*notices, *self.truncated(split, cut, limit, "texts")]
 
     def _column_names(self, rows: Rows, split: str) -> tuple[str, str]:
-        """Return the column with texts, and the column with labels; "" for rows to predict."""
+        """Return the text column and the label column, which is "" for rows to predict."""
         labelled = self.purpose != PREDICT
         text, label = find_columns(
             rows, split, lambda names: few_shot_columns(self.options, names, labelled)
@@ -219,7 +219,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         self, model: "PreTrainedModel", train_set: Samples, world: "World", bf16: bool,  # noqa: ARG002
         log: "ProgressLog",  # noqa: ARG002
     ) -> Samples:  # fmt: skip
-        """Store the training rows, to which heads are fitted."""
+        """Store the training rows, to which each head is fitted."""
         self._shots = train_set.about["shots"]
         return train_set
 
@@ -251,7 +251,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
     # results
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return accuracy, F1 and the mean cross entropy of the head's probabilities."""
+        """Return the head's accuracy, F1 and mean cross entropy."""
         likely, classes = self._likely(predictions, samples), samples.about["classes"]
         report = self.class_report(predictions, samples)
         chosen = likely.argmax(1).tolist()
@@ -264,7 +264,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         return report_of_classes(chosen, samples.about["classes"], samples.about["names"])
 
     def _likely(self, predictions: Sequence[Any], samples: Samples) -> torch.Tensor:
-        """Return the log-probabilities of classes for the rows of a set, without training rows."""
+        """Return the class log-probabilities of a set's rows, without the training rows."""
         if self._scored[0] is not predictions:
             embeddings, about = decoded(predictions), samples.about
             shots = about["shots"]

@@ -1,4 +1,4 @@
-"""A logistic regression over embeddings, equal to scikit-learn's with its default settings."""
+"""A logistic regression over embeddings, equivalent to scikit-learn's with default settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class LogisticHead:
     """The weights of a logistic regression, in fp64.
 
     Attributes:
-        weight: shape (classes, width); shape (1, width) for two classes.
-        bias: shape (classes,); shape (1,) for two classes.
+        weight: weights of the classes, shape (classes, width); shape (1, width) for two classes.
+        bias: biases of the classes, shape (classes,); shape (1,) for two classes.
     """
 
     weight: torch.Tensor
@@ -33,10 +33,10 @@ def _log_probabilities(logits: torch.Tensor) -> torch.Tensor:
 
 
 def fit_head(embeddings: torch.Tensor, classes: Sequence[int], count: int) -> LogisticHead:
-    """Fit a logistic regression with an L2 penalty of half the squared weights.
+    """Fit a logistic regression with an L2 penalty: half the sum of the squared weights.
 
     Args:
-        embeddings: shape (texts, width).
+        embeddings: embeddings of the texts, shape (texts, width).
         classes: class number of each text.
         count: number of classes.
     """

@@ -1,9 +1,9 @@
-"""The files of a classifier's head: for ftcluster, and for SetFit.
+"""The files that store a classifier's head, for ftcluster and for SetFit.
 
-`head.safetensors` has the weights; ftcluster reads only this file. On request the folder also has
-the files of SetFit: `config_setfit.json`, and `model_head.pkl`, a LogisticRegression of
-scikit-learn that SetFit unpickles. This module writes the pickle without scikit-learn, and never
-reads one.
+ftcluster reads only `head.safetensors`, which contains the weights. On request, SetFit's files are
+written too: `config_setfit.json` and `model_head.pkl`. The latter is a pickled LogisticRegression
+of scikit-learn, which SetFit unpickles. This module writes the pickle without scikit-learn, and
+never reads pickles.
 """
 
 import json
@@ -20,10 +20,10 @@ from ftcluster_train.engine.tasks.few_shot.logistic_head import LogisticHead
 from ftcluster_train.errors import TrainError
 
 WEIGHTS, SETFIT, PICKLE = "head.safetensors", "config_setfit.json", "model_head.pkl"
-PROTOCOL = 2  # the opcodes below are from this protocol
+PROTOCOL = 2  # pickle protocol of the opcodes below
 NEW_OBJECT = b"\x80\x02csklearn.linear_model._logistic\nLogisticRegression\n)\x81"
 SET_STATE = b"b."
-# release in the pickle; other releases of scikit-learn warn when they load it
+# scikit-learn release named in the pickle; other releases warn when they load it
 SKLEARN = "1.9.1"
 
 
@@ -33,19 +33,19 @@ def write_head(head: LogisticHead, folder: Path) -> None:
 
 
 def write_setfit_head(head: LogisticHead, names: Sequence[str], folder: Path) -> None:
-    """Write a head for SetFit into a model's folder.
+    """Write a head into a model's folder, in the format of SetFit.
 
     Args:
-        names: class names by number.
+        names: class names, in the order of the class numbers.
     """
-    # a module of sentence-transformers normalizes the embeddings if needed, so SetFit must not
+    # if needed, a sentence-transformers module normalizes the embeddings, so SetFit must not
     config = {"normalize_embeddings": False, "labels": [*names]}
     (folder / SETFIT).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (folder / PICKLE).write_bytes(_pickled(head, len(names)))
 
 
 def read_head(folder: Path) -> LogisticHead:
-    """Read the head of a model's folder.
+    """Read the head from a model's folder.
 
     Raises:
         TrainError: the folder has no head, or the head is damaged.

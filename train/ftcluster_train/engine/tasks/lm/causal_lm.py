@@ -88,7 +88,7 @@ class CausalLmTask(LanguageModelTask):
     def _tokens(self, texts: Iterable[Piece]) -> Iterator[list[int]]:
         """Yield the token ids of each piece of text.
 
-        The last piece of a text also gets an end-of-text token.
+        An end-of-text token is appended to the last piece of a text.
         """
         end = self.tokenizer.eos_token_id
         for batch in batches((piece.text, piece.last) for piece in texts):
@@ -105,7 +105,7 @@ class CausalLmTask(LanguageModelTask):
     def check_model(self, model: "PreTrainedModel") -> None:
         """Check that the model is a decoder.
 
-        An encoder also reads the token to predict, so its loss would be near 0.
+        An encoder also sees the token that it has to predict, so its loss would be near 0.
 
         Raises:
             TrainError: the model is not a decoder.
@@ -132,7 +132,7 @@ class CausalLmTask(LanguageModelTask):
             )
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write a generation configuration that stops at the token that ends a text."""
+        """Write a generation configuration that stops generation at the end-of-text token."""
         repair_settings(model, folder, self.tokenizer.eos_token_id, self.tokenizer)
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
@@ -143,7 +143,7 @@ class CausalLmTask(LanguageModelTask):
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the mean loss over each block's tokens, summed over the blocks.
 
-        If output_router_logits is set, a mixture-of-experts model adds its router loss, as in
+        For a mixture-of-experts model with output_router_logits, the router loss is added, as in
         transformers.
         """
         logits, tokens = outputs.logits[:, :-1].flatten(0, 1), targets["tokens"][:, 1:]

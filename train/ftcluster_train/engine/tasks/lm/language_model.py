@@ -26,7 +26,7 @@ class LanguageModelTask(Task):
     If there is no validation set, the last training samples become the validation set.
 
     Attributes:
-        length_field: recipe field with the number of tokens of a sample.
+        length_field: name of the recipe field that sets the number of tokens of a sample.
     """
 
     options: LanguageModel
@@ -83,7 +83,7 @@ class LanguageModelTask(Task):
         """Write the samples of a set, each with at most `length` tokens, and return notices.
 
         Raises:
-            TrainError: the texts are too short for a sample.
+            TrainError: the texts are too short to fill one sample.
         """
 
     def too_short(self, split: str, tokens: int, length: int) -> TrainError:
@@ -95,7 +95,7 @@ class LanguageModelTask(Task):
 
 
 def batches(texts: Iterable[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
-    """Divide texts, each with further data, into batches of limited number and total length."""
+    """Divide texts, each with further data, into batches limited in number and total length."""
     batch: list[tuple[str, T]] = []
     length = 0
     for text in texts:

@@ -42,7 +42,7 @@ class MaskedLmTask(LanguageModelTask):
     draws = True
     reads_padding = False
     biased_head = True
-    loss_column = "input_ids"  # the number of masked tokens is proportional to it
+    loss_column = "input_ids"  # the number of masked tokens is proportional to its length
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
@@ -93,7 +93,7 @@ class MaskedLmTask(LanguageModelTask):
         return notices
 
     def _documents(self, texts: Texts) -> Iterator[Sample]:
-        """Yield the tokens (including special tokens) and token kinds of each text."""
+        """Yield each text's tokens, including special tokens, and their kinds."""
         for batch in batches((text, None) for text in texts.documents(self.options.paragraphs)):
             strings = [text for text, _ in batch]
             self.reader.count_special(strings)
@@ -151,7 +151,7 @@ class MaskedLmTask(LanguageModelTask):
         )
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return, for each sample, the summed loss and the number of its masked tokens."""
+        """Return each sample's summed loss and its number of masked tokens."""
         targets = self.collate(samples).targets
         masked, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.evaluation_head is not None:
@@ -169,7 +169,7 @@ class MaskedLmTask(LanguageModelTask):
 
 
 def _cut(document: Sample, length: int) -> Iterator[Sample]:
-    """Divide a text into samples of at most `length` tokens, each with the special tokens."""
+    """Divide a text into samples of at most `length` tokens; each includes the special tokens."""
     content = [at for at, kind in enumerate(document["kinds"]) if kind != SPECIAL]
     if not content:
         return

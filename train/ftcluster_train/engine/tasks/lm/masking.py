@@ -1,7 +1,7 @@
 """Random masking of tokens, different in each epoch, as in BERT (Devlin et al. 2018).
 
 The masks depend only on the seed, the epoch and the index of the sample. They are therefore the
-same on any number of ranks and after a restart.
+same for any number of ranks and after a restart.
 """
 
 import hashlib
@@ -10,19 +10,20 @@ from dataclasses import dataclass
 
 import torch
 
-SPECIAL, BEGINS, INSIDE = 0, 1, 2  # kinds of tokens: special, first of a word, other
-MASKED, RANDOM = 0.8, 0.1  # fractions of targets that become the mask or a random token
+SPECIAL, BEGINS, INSIDE = 0, 1, 2  # kinds of tokens: special, first token of a word, other
+MASKED, RANDOM = 0.8, 0.1  # fractions of the targets replaced by the mask token or a random token
 
 
 @dataclass(frozen=True)
 class Masks:
-    """The settings for masking, as in transformers' DataCollatorForLanguageModeling.
+    """Masks tokens at random, as in transformers' DataCollatorForLanguageModeling.
 
     Attributes:
         mask: id of the mask token.
         vocabulary: number of tokens in the vocabulary.
-        probability: fraction of the tokens or words to choose as targets.
-        whole_words: True to choose whole words, and to mask all tokens of a chosen word.
+        probability: fraction of the tokens or words that become targets.
+        whole_words: True to choose words instead of tokens; all tokens of a chosen word are
+            targets.
     """
 
     mask: int
@@ -37,7 +38,7 @@ class Masks:
 
         Args:
             kinds: kind of each token; at least one token is not special.
-            key: text that seeds the random numbers.
+            key: string that seeds the random numbers.
 
         Returns:
             The token ids that the model reads, and the indices of the targets.
@@ -69,7 +70,7 @@ def _number_of(key: str) -> int:
 def kinds_of(text: str, special: Sequence[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
     """Return the kind of each token.
 
-    A token begins a word if it follows a space, or does not touch the previous token.
+    A token begins a word if there is a space before it, or a gap after the previous token.
 
     Args:
         special: 1 for each special token, 0 for each other token.

@@ -7,7 +7,7 @@ class Packer:
     """Divides a stream of tokens into blocks.
 
     Attributes:
-        left: remaining tokens that do not fill a block yet.
+        left: tokens that do not fill a block yet.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -15,7 +15,7 @@ class Packer:
         self.left: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> Iterator[list[int]]:
-        """Append tokens and yield each block that they fill."""
+        """Append tokens, and yield each block that becomes full."""
         self.left.extend(tokens)
         whole = len(self.left) // self._size * self._size
         blocks, self.left = self.left[:whole], self.left[whole:]

@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 
     from ftcluster_train.comm.traffic import Traffic
 
-DIMENSION = 128  # elements of a vector of a new model, as in sentence-transformers
-NO_QUERY = -1  # value of the column `expansion` of a text that is not a query
+DIMENSION = 128  # number of elements in a new model's vectors, as in sentence-transformers
+NO_QUERY = -1  # value in the column `expansion` for a text that is not a query
 
 
 class BatchTokens(NamedTuple):
-    """The texts of all ranks' rows of a batch, and the numbers of their vectors.
+    """The texts in the rows of a batch, from all ranks, and the number of vectors per text.
 
     Attributes:
-        texts: the texts.
+        texts: texts of the batch.
         lengths: number of vectors of each text.
         counts: number of vectors of each rank.
     """
@@ -69,9 +69,10 @@ class BatchTokens(NamedTuple):
 
 
 def layers_for(dimension: int | None) -> Layers:
-    """Return a function that returns the layers behind a model of this task.
+    """Return a function that returns the layers that follow the transformer in this task.
 
-    They are the Dense modules of the model's folder, else a new linear layer without a bias.
+    They are the Dense modules in the model's folder or, if there are none, a new linear layer
+    without a bias.
     """
 
     def layers(folder: Path, hidden: int) -> tuple[Sequence[Dense], Sequence[Path]]:
@@ -89,10 +90,10 @@ def layers_for(dimension: int | None) -> Layers:
 class MultiVectorEncodingTask(SentenceSimilarityTask):
     """Trains a vector for each token, compared by MaxSim.
 
-    Rows, samples and negatives are the same as in the task sentence-similarity. `options` has the
-    fields of that task, and `vectors_of_tokens` has the fields of the recipe. The column
-    `expansion` of a sample has, for each text, the number of mask tokens that follow a query, or
-    NO_QUERY.
+    Rows, samples and negatives are the same as in the task sentence-similarity. `options` contains
+    the fields of that task, and `fields` contains the fields of the recipe. The column `expansion`
+    of a sample contains a value for each text: the number of mask tokens appended to a query, or
+    NO_QUERY for other texts.
     """
 
     name = "multi-vector-encoding"
@@ -111,7 +112,7 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
         self._options, self.options = pairs, pairs[self._data_set]
         self.model_class = model_class_with(layers_for(self.fields.dimension), first=1)
         self._tokens = TokenVectors(self.fields.query_length, self.fields.max_length)
-        self._skipped = torch.empty(0, dtype=torch.int64)  # ids that documents do not compare
+        self._skipped = torch.empty(0, dtype=torch.int64)  # token ids that are ignored in documents
 
     @classmethod
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:  # noqa: ARG003
@@ -129,7 +130,7 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
                 str(error), "use an encoder without modules, or a ColBERT model of this kind"
             ) from None
         modules = saved or self.modules
-        if embedder:  # its pooling is not used
+        if embedder:  # only its prompts are used, not its pooling
             prompts, default = embedder.prompts, embedder.default_prompt
             modules = replace(modules, prompts=prompts, default_prompt=default)
         fields, of_model = self.fields, modules.tokens
@@ -193,7 +194,7 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
         )
         self.width = width
         self.modules = replace(self.modules, dense=of_layers, tokens=self._tokens)
-        # the vectors of mask tokens are outputs for padding
+        # without attention to mask tokens, their vectors are the model's outputs for padding
         self.reads_padding = self._tokens.expands and not self._tokens.attends
 
     def saved_modules(self, folder: Path) -> SentenceModules | None:
@@ -216,7 +217,7 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
         }
 
     def prompted(self, prompt: str, text: str, is_query: bool) -> PromptedText:
-        """Return a text with its prompt; queries and equal documents have different tokens."""
+        """Return a text with its prompt; a query and an equal document get different tokens."""
         return PromptedText(prompt, text, is_query)
 
     def token_columns(self) -> dict[str, str]:
@@ -264,13 +265,13 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
         return BatchTokens(texts, every.tolist(), count_rows(int(mine.sum()), traffic))
 
     def vectors(self, samples: Sequence[Sample], forward: Forward) -> torch.Tensor:
-        """Return the vectors of the rows' tokens that are compared, shape (tokens, width)."""
+        """Return the vectors of the compared tokens of all rows, shape (tokens, width)."""
         groups, places = self.group_texts(samples)
         of_texts = [one for group in groups for one in self._vectors(*forward(group))]
         return torch.cat([of_texts[place] for place in places.tolist()])
 
     def _vectors(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return the compared vectors of each text, with length 1."""
+        """Return each text's vectors for the comparison, normalized to length 1."""
         compared = targets["tokens"].bool()
         vectors = project(outputs.last_hidden_state[compared], self.projections)
         of_texts: Sequence[torch.Tensor] = functional.normalize(vectors, dim=-1).split(
@@ -302,7 +303,7 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
         return ""
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
-        """Return the vectors of the text of each row, as lists of numbers."""
+        """Return the vectors for the text in each row, as lists of numbers."""
         return [
             {
                 "prediction": [

@@ -10,19 +10,19 @@ from torch.utils.checkpoint import checkpoint
 
 from ftcluster_train.engine.tasks.embed.sentence_similarity import search_metrics
 
-AT_ONCE = 1 << 24  # number of cosines of tokens in memory at once (64 MiB)
-SMALLEST = -1.0  # cosine of each token of a query and a document without compared tokens
-QUERIES = 32  # number of queries that are searched at once
+AT_ONCE = 1 << 24  # maximum number of token cosines in memory at once (64 MiB)
+SMALLEST = -1.0  # cosine of a query token with a document that has no tokens to compare
+QUERIES = 32  # number of queries to search at once
 
 
 def max_similarities(
     queries: Sequence[torch.Tensor], documents: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Return the score of each query and document in fp32, shape (queries, documents).
+    """Return the score of each query with each document in fp32, shape (queries, documents).
 
     A score is the sum, over the tokens of the query, of the largest dot product with a token of the
-    document (Khattab and Zaharia 2020, ColBERT). In training, the backward pass computes the dot
-    products of a few documents again, so it needs no memory for all of them.
+    document (Khattab and Zaharia 2020, ColBERT). In training, the backward pass recomputes the dot
+    products of a few documents at a time, so they need not all be kept in memory.
 
     Args:
         queries: vectors of each query, shape (tokens, width).
@@ -53,11 +53,11 @@ def max_similarities(
 def _scores(
     tokens: torch.Tensor, row_of: torch.Tensor, count: int, *documents: torch.Tensor
 ) -> torch.Tensor:
-    """Return the scores of queries and a few documents.
+    """Return the score of each query with each of a few documents.
 
     Args:
         tokens: vectors of all queries, shape (tokens of all queries, width).
-        row_of: query of each token.
+        row_of: query index of each token.
         count: number of queries.
     """
     lengths = torch.tensor([len(document) for document in documents])
@@ -77,7 +77,7 @@ def encoded(vectors: Sequence[torch.Tensor]) -> list[str]:
 
 
 def decoded(prediction: str, width: int) -> torch.Tensor:
-    """Return the vectors of a text that `encoded` has encoded, shape (tokens, width)."""
+    """Decode the vectors of a text from the format of `encoded`, shape (tokens, width)."""
     values = bytearray(base64.b64decode(prediction))
     if not values:
         return torch.empty(0, width)

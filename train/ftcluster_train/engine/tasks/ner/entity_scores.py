@@ -1,8 +1,8 @@
 """Scores of predicted entities, counted as in seqeval, and their format in the output.
 
 A predicted entity is correct if its type, its first word and its last word are correct. IOB tags
-are read as in conlleval and seqeval's default mode. IOBES tags must be complete, as in seqeval's
-mode strict.
+are read as in conlleval and in seqeval's default mode. IOBES tags must be complete, as in seqeval's
+strict mode.
 """
 
 from collections import Counter
@@ -16,14 +16,14 @@ Rows = Sequence[Sequence[str]]  # tags of the words, for each row
 
 
 def entities_of(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
-    """Return the entities of a row; with plain tags each word is an entity."""
+    """Return the entities of a row; if tags are plain, each word is an entity."""
     if scheme == "plain":
         return [(tag, number, number + 1) for number, tag in enumerate(tags)]
     return whole_entities(tags) if scheme == "IOBES" else entities(tags)
 
 
 def entity_report(found: Rows, true: Rows, scheme: Scheme) -> ClassReport:
-    """Return the class report of entities by type or, for plain tags, of words by tag.
+    """Return the class report, in which the classes are entity types or plain tags.
 
     >>> [one.f1 for one in entity_report([["B-A", "O"]], [["B-A", "I-A"]], "IOB2").classes]
     [0.0]
@@ -48,7 +48,7 @@ def entity_report(found: Rows, true: Rows, scheme: Scheme) -> ClassReport:
 def entity_metrics(
     report: ClassReport, found: Rows, true: Rows, scheme: Scheme
 ) -> dict[str, float]:
-    """Return the accuracy of words, and precision, recall and F1 of entities (F1 of plain tags)."""
+    """Return word accuracy, and precision, recall and F1 of entities (only F1 for plain tags)."""
     pairs = [
         pair
         for row, wanted in zip(found, true, strict=True)
@@ -72,8 +72,10 @@ def found_entities(
         tags: predicted tags.
         scores: probability of each tag.
         text: text of the row.
-        begins: index of the first character that each tag covers; `ends`: index after the last.
-        words: word index of each tag; entities then get word indices instead of character indices.
+        begins: index of the first character that each tag covers.
+        ends: index after the last character that each tag covers.
+        words: word index of each tag; if given, entities get word indices instead of character
+            indices.
 
     >>> found_entities(["B-A", "I-A"], [0.5, 1.0], "New York", [0, 4], [3, 8])
     [{'start': 0, 'end': 8, 'label': 'A', 'text': 'New York', 'score': 0.75}]

@@ -15,13 +15,13 @@ CharacterRange = tuple[int, int]  # index of the first character, and index afte
 
 @dataclass(frozen=True)
 class Labelled:
-    """A token whose tag is trained or predicted.
+    """A token whose tag is a training target or is predicted.
 
     Attributes:
         position: index of the token among the tokens of the row's text.
-        word: index of the token's word. In a plain text the tokenizer determines the words.
-        tag: tag of the token, or "" if the row has no tags.
-        place: character range of the word, or of the token if all tokens are labelled.
+        word: index of the token's word. In plain text, the tokenizer determines the words.
+        tag: tag of the token; "" if the row has no tags.
+        place: character range of the word or, if all tokens are labelled, of the token.
     """
 
     position: int
@@ -35,7 +35,7 @@ class LabelledRow:
     """The labelled tokens of a row.
 
     Attributes:
-        lost: number of words without a token.
+        lost: number of words in which no token begins.
         unfit: number of tagged spans that begin or end inside a labelled word or token.
     """
 
@@ -49,12 +49,12 @@ def label_tokens(
 ) -> LabelledRow:
     """Return the labelled tokens of a row: the first token of each word, or every token.
 
-    If every token is labelled, the other tokens of a word with a B- tag get the I- tag, as in
-    run_ner.
+    If every token is labelled, a B- tag is given only to the first token of its word; the other
+    tokens of the word get the I- tag, as in run_ner.
 
     Args:
         offsets: character range of each token, without special tokens.
-        word_ids: word index of each token from the tokenizer, for plain texts.
+        word_ids: word index of each token according to the tokenizer; used only for plain text.
         every: True to label every token.
 
     >>> row = Tagged("New York", spans=(("LOC", 0, 8),))
@@ -81,8 +81,8 @@ def label_tokens(
 def _begins(text: str, offsets: Sequence[CharacterRange]) -> list[int | None]:
     """Return the index of each token's first character that is not a space.
 
-    Some tokenizers include leading spaces. A token that is only a space belongs to the next word,
-    if there is a next word.
+    Some tokenizers include leading spaces in a token. A token that consists of spaces belongs to
+    the next word, if there is one.
     """
     places: list[int | None] = []
     for begin, end in offsets:
@@ -114,7 +114,7 @@ def _of_words(
 
 
 def _tags_of_spans(row: Tagged, places: Sequence[CharacterRange]) -> tuple[list[str], int]:
-    """Return the IOB2 tags of places, and the number of spans that begin or end inside a place."""
+    """Return each place's IOB2 tag, and the number of spans that begin or end inside a place."""
     tags, unfit = [OUTSIDE] * len(places), 0
     starts = [begin for begin, _ in places]
     edges = {*starts}, {end for _, end in places}

@@ -1,4 +1,4 @@
-"""Conversion of rows with tagged words to samples, one for each window, and notices about them."""
+"""Conversion of rows with tagged words to samples, one for each window of a row's tokens."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,19 +27,19 @@ Read = tuple[
 class TagWriter:
     """Writes the samples of a set.
 
-    A sample has the tokens of a window, their `tags`, and the index of the `row`. For each labelled
-    token it has the index of its `word`, and the character range `begin` to `end`. If rows have
-    words, the sample has the number of `words` of the row.
+    A sample contains the tokens of a window, their `tags`, and the index `row` of their row. For
+    each labelled token it contains the index `word` of the token's word, and the character range
+    `begin` to `end`. If the data consist of words, `words` is the number of words in the row.
 
     Args:
         kinds: columns of the tokenizer, with their array type codes.
-        names: tags of the model.
+        names: names of the model's tags.
         limit: maximum number of tokens of a window, including special tokens.
-        predicts: True for rows to predict, which have no tags. Otherwise rows without a word are
+        predicts: True for rows to predict, which have no tags. If False, rows without words are
             skipped.
 
     Raises:
-        TrainError: `limit` is not larger than the number of tokens that neighbouring windows share.
+        TrainError: `limit` leaves no more tokens than neighbouring windows share.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class TagWriter:
         self._rows = 0
         self._texts: list[str] = []  # texts of rows to predict
         self._counts = Counter[str]()
-        # pairs of a tag in the data and the model's name for the tag
+        # pairs of a tag in the data and the model's spelling of the tag
         self._matched = Counter[tuple[str, str]]()
 
     def add(self, batch: Sequence[Read]) -> None:
-        """Write rows.
+        """Write the samples of a batch of rows.
 
         Raises:
-            TrainError: the model lacks a tag of the rows.
+            TrainError: the rows contain a tag that the model lacks.
         """
         texts = [tagged.text for _, tagged, _ in batch]
         encoded = self._tokenizer(texts, return_offsets_mapping=True)
@@ -125,8 +125,8 @@ class TagWriter:
         """Convert tags to the model's scheme, and return their indices in the model.
 
         Tags of spans are IOB2. IOB1 tags are converted to IOB2 if the model has a B- tag for each
-        type, as all models of ftcluster do. The names of tags do not show which of these schemes a
-        model uses.
+        type, as all models trained by ftcluster do. A model's tag names alone do not reveal which
+        of these two schemes it uses.
         """
         wanted = scheme_of(self._names)
         if scheme and (scheme == "plain") != (wanted == "plain"):
@@ -145,7 +145,7 @@ class TagWriter:
         return [self._numbers[tag] for tag in tags]
 
     def _match(self, tag: str) -> str:
-        """Return the model's name for a tag, which may differ in case or Unicode form."""
+        """Return the model's spelling of a tag, which may differ in case or Unicode form."""
         (place,) = match_names([tag], self._names)
         if place is None:
             return tag
@@ -164,7 +164,7 @@ class TagWriter:
         about |= {"texts": self._texts} if self._predicts else {"left_out": count["left out"]}
         self._writer.close(names=self._names, rows=self._rows, **about)
         what = "tokens" if every else "words"
-        # models with other tags do not support label_all_tokens
+        # advise label_all_tokens only for tag schemes that support it
         advised = not every and scheme_of(self._names) in ("IOB1", "IOB2")
         better = "; label_all_tokens=true also trains on spans that end inside words" * advised
         texts = {

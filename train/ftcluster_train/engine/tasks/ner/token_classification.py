@@ -1,4 +1,4 @@
-"""Prediction of words' tags: entities or parts of speech, as in run_ner (transformers)."""
+"""Prediction of a tag for each word, for entities or parts of speech, as in run_ner."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -107,10 +107,11 @@ class TokenClassificationTask(Task):
         return [*notices, *drawn]
 
     def _find_names(self, rows: Rows) -> list[str]:
-        """Return the tags for a training: first the tags that the data declare, then all others.
+        """Return the tags for a training run: first the tags that the data declare, then all
+        others.
 
         Raises:
-            TrainError: there are no tags, or only some of them have a prefix.
+            TrainError: there are no tags, or only some of the tags have a prefix.
         """
         tags: set[str] = set()
         for _, tagged, _ in self._read(rows, TRAIN):
@@ -168,7 +169,7 @@ class TokenClassificationTask(Task):
         )  # fmt: skip
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return, for each sample, its summed loss, its predicted tags, and their probabilities."""
+        """Return each sample's summed loss, its predicted tags, and the tags' probabilities."""
         labels = self.collate(samples).targets["labels"]
         results = []
         for logits, tags in zip(outputs.logits.float(), labels, strict=True):
@@ -181,7 +182,7 @@ class TokenClassificationTask(Task):
     # results
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return the metrics of a set's entities, and the mean loss of its labelled tokens."""
+        """Return the entity metrics of a set, and the mean loss over its labelled tokens."""
         found, true, scheme = self._of_rows(predictions, samples)
         metrics = entity_metrics(entity_report(found, true, scheme), found, true, scheme)
         return {**metrics, "loss": sum(loss for loss, *_ in predictions) / sum(map(len, true))}
@@ -209,7 +210,7 @@ class TokenClassificationTask(Task):
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
         """Return the predicted entities of each row, with character indices or word indices.
 
-        Rows that have a list of words also get the tag of each word.
+        If rows contain a list of words, the result also contains the tag of each word.
         """
         names, answers = self._names(samples), []
         for number, row in _by_row(samples, predictions):

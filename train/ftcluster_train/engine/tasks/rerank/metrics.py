@@ -9,9 +9,9 @@ from ftcluster_train.engine.metrics import DEPTH, gain_at
 def ranking_metrics(
     queries: Sequence[tuple[Sequence[float], Sequence[bool]]],
 ) -> dict[str, float]:
-    """Return the metrics of `retrieval_metrics`, for texts in the order of their scores.
+    """Return the metrics of `retrieval_metrics`, for texts ranked by their scores.
 
-    If texts have equal scores, each metric is the mean over all orders of these texts.
+    If several texts have equal scores, each metric is the mean over all orders of these texts.
     scikit-learn's ndcg_score does the same (McSherry and Najork 2008, Computing Information
     Retrieval Performance Measures Efficiently in the Presence of Tied Scores).
 

@@ -1,10 +1,10 @@
 """The activation function for a cross-encoder's scores, read from the model's files.
 
-sentence-transformers stores the import path of a torch class. Release 6.0 and later write the path
-to a separate file. Releases from 4.0 write it to config.json, as `activation_fn` in the field
+sentence-transformers stores the import path of a torch class. Releases from 6.0 write the path to a
+separate file. Releases 4 and 5 write it to config.json, as `activation_fn` in the field
 `sentence_transformers`. Older releases use the field `sbert_ce_default_activation_function` of
-config.json. Without a path, CrossEncoder applies the sigmoid to a single output. Only known paths
-are accepted, because downloaded files must not choose the code to import.
+config.json. If no path is stored, CrossEncoder applies the sigmoid to a single output. Only known
+paths are accepted, because downloaded files must not choose which code is imported.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +29,11 @@ PLACES = ("torch.nn", "torch.nn.modules.linear", "torch.nn.modules.activation")
 
 
 def activation_path(config: PretrainedConfig | None, folder: Path | None) -> str | None:
-    """Return the import path of the activation in a model's files, or None if there is none.
+    """Return the import path of the activation from a model's files; None if there is none.
 
     Args:
-        folder: folder of the model. The file of sentence-transformers 6 counts only if the folder
-            has a modules.json, as in sentence-transformers.
+        folder: folder of the model. As in sentence-transformers 6, the separate file is read only
+            if the folder contains a modules.json.
     """
     file = folder / FILE if folder else None
     if file and file.exists() and file.with_name("modules.json").exists():
@@ -47,7 +47,7 @@ def activation_path(config: PretrainedConfig | None, folder: Path | None) -> str
 
 
 def score_activation(path: str | None, name: str) -> Activation:
-    """Return the activation with the import path `path`; the sigmoid for None.
+    """Return the activation with the import path `path`; None means the sigmoid.
 
     Args:
         name: name of the model, for error messages.

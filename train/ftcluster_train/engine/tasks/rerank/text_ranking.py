@@ -44,14 +44,14 @@ from ftcluster_train.errors import TrainError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-HALF = 0.5  # a text with at least this label belongs to the query
+HALF = 0.5  # texts whose label is at least this value are relevant to their query
 
 
 @register
 class TextRankingTask(Task):
     """Trains a cross-encoder, which has one logit for each pair of a query and a text.
 
-    A sample is a pair. With a loss over lists (listnet, margin_mse), a sample of the training set
+    A sample is a pair. If the loss compares lists of texts (listnet, margin_mse), a training sample
     is a row with several pairs.
     """
 
@@ -74,24 +74,24 @@ class TextRankingTask(Task):
                 "but a reranker has one",
                 "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
             )
-        # reject an unknown activation early
+        # raises an error early if the activation is unknown
         score_activation(activation_path(self.trained, self._folder), self.recipe.model)
         return super().encode(data, longest, folder)
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
-        """Draw rows for validation; all rows with the same query stay in the same set."""
+        """Draw rows for validation; rows with the same query stay in the same set."""
         queries = numbers_of_keys(hash_of_text(query) for query, _ in self._rows_of(rows, TRAIN))
         chosen = draw_rows((0 for _ in {*queries}), percent, seed)
         numbers = frozenset(n for n, query in enumerate(queries) if query in chosen)
         return numbers, f"{len(chosen)} queries"
 
     def keys_of_rows(self, rows: Rows) -> RowKeys:
-        """Return the query of each row: all rows with the same query stay in the same set."""
+        """Return the query of each row; rows with the same query stay in the same set."""
         queries = [*shared(query for query, _ in self._rows_of(rows, TRAIN))]
         return RowKeys("query", queries, together=True)
 
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-        """Yield the query of each row, and the row's texts with labels."""
+        """Yield each row's query, and its texts with their labels."""
         columns = self._columns(rows, split)
         placed = read_rows(rows, split, lambda row: ranked_texts(row, columns))
         return (texts for _, texts in placed)
@@ -103,12 +103,12 @@ class TextRankingTask(Task):
         )
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write one sample for each pair, or for each row if the loss reads lists of texts."""
+        """Write one sample for each pair, or for each row if the loss compares lists of texts."""
         kinds = self.reader.token_kinds()
         lists = is_train(split) and self.options.loss in LIST_LOSSES
         of_lists = {"lengths": "i"} if lists else {}
         writer = SampleWriter(folder, {**kinds, "label": "d", "query": "i", **of_lists})
-        numbers: dict[str, int] = {}  # index of each query, by text
+        numbers: dict[str, int] = {}  # index of each query, keyed by the query's text
         cut, rows_read, most_texts = 0, 0, 0
         ranked_rows = self._rows_of(rows, split)
         while batch := list(islice(ranked_rows, BATCH_ROWS)):
@@ -189,9 +189,9 @@ class TextRankingTask(Task):
         return list(zip(logits.tolist(), losses.tolist(), strict=True))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return ranking metrics of each query's texts, and the accuracy of single pairs.
+        """Return the mean ranking metrics of the queries, and the accuracy over pairs.
 
-        The ranking metrics ignore a query if all of its texts belong to it, or if none do.
+        The ranking metrics ignore a query if all of its texts are relevant, or if none are.
         """
         logits, losses = zip(*predictions, strict=True)
         labels = [sample["label"][0] >= HALF for sample in samples]
@@ -236,19 +236,19 @@ class TextRankingTask(Task):
 
 
 def list_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return the summed cross entropy between the softmax of labels and of logits of each list.
+    """Return the sum over lists of the cross entropy between softmax(labels) and softmax(logits).
 
     Source: Cao et al. 2007, Learning to Rank: From Pairwise Approach to Listwise Approach (top 1).
 
     Args:
-        counts: number of texts of each list; the lists are concatenated.
+        counts: number of texts in each list; the lists are concatenated.
     """
     lists = zip(logits.split(counts), labels.split(counts), strict=True)
     return torch.stack([cross_entropy(scores, wanted.softmax(0)) for scores, wanted in lists]).sum()
 
 
 def margin_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return the sum of the losses of lists.
+    """Return the sum of the lists' margin losses.
 
     The loss of a list is the mean squared difference between the model's margins and the
     teacher's. A margin is the score of the first text minus the score of another text. The loss of
@@ -258,7 +258,7 @@ def margin_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int
     Args:
         logits: the model's score for each text, shape (texts,).
         labels: the teacher's score for each text, shape (texts,).
-        counts: number of texts of each list; the lists are concatenated.
+        counts: number of texts in each list; the lists are concatenated.
     """
     lists = zip(logits.split(counts), labels.split(counts), strict=True)
     losses = [

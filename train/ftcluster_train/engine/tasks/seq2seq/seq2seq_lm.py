@@ -49,7 +49,7 @@ from ftcluster_train.patching.kernel_mode import KernelMode
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CHOSEN = ("min_length", "no_repeat_ngram_size")  # fields that replace settings of the model
+CHOSEN = ("min_length", "no_repeat_ngram_size")  # recipe fields that override the model's settings
 IGNORED = -100  # label of padding, which does not contribute to the loss
 SHOWN = 3  # number of generated texts that a report shows next to their references
 SHOWN_CHARACTERS = 600
@@ -81,7 +81,7 @@ class Seq2SeqLmTask(Task):
         self.inherited: dict[str, Any] = {}
         self._vocabulary = 0  # number of token embeddings; 0 if unknown
         chosen = {name: getattr(self.options, name) for name in CHOSEN}
-        # generation settings of the recipe, and the setting that forces the target language
+        # generation settings from the recipe, and later the token that forces the target language
         self._forced = {name: value for name, value in chosen.items() if value is not None}
         self._set_languages()
 
@@ -146,7 +146,7 @@ class Seq2SeqLmTask(Task):
         )
         kind = token_kind(len(self.tokenizer))
         kinds = {"input_ids": kind, "labels": kind}
-        # the reference as text, because its tokens may be truncated or lack characters
+        # also store the reference as a string: its tokens may be truncated or lack characters
         kinds |= {"reference": "B"} if not is_train(split) else {}
         writer = SampleWriter(folder, kinds)
         pairs = (
@@ -193,8 +193,8 @@ class Seq2SeqLmTask(Task):
         """Tokenize texts, and truncate each text to `limit` tokens.
 
         Args:
-            lengths: list that receives the number of tokens of each text before truncation.
-            kind: name of the texts for messages.
+            lengths: array to which the number of tokens of each text before truncation is appended.
+            kind: name of the tokenizer's argument for these texts.
         """
         self.reader.count_special(texts)
         tokens: list[list[int]] = self.tokenizer(**{kind: texts})["input_ids"]
@@ -292,7 +292,7 @@ class Seq2SeqLmTask(Task):
         return super().evaluation_tokens(model) // (beams if self.generates else 1)
 
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
-        """Return the summed loss, target length, generated text and text length of each sample."""
+        """Return each sample's summed loss, target length, generated text and its length."""
         losses = [(0.0, 0) for _ in samples]
         if self.purpose != PREDICT:
             losses = super().predict(model, samples, bf16)
@@ -305,7 +305,7 @@ class Seq2SeqLmTask(Task):
 
     @property
     def _most_written(self) -> int:
-        """The maximum number of tokens of a generated text."""
+        """The maximum number of tokens in a generated text."""
         return self.options.max_new_tokens or self.options.max_target_length
 
     def _write(self, model: "PreTrainedModel", samples: Sequence[Sample]) -> list[tuple[str, int]]:
@@ -322,7 +322,7 @@ class Seq2SeqLmTask(Task):
         return list(zip(texts, (written != padding).sum(1).tolist(), strict=True))
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return, for each sample, the summed loss and the number of its target tokens."""
+        """Return each sample's summed loss and its number of target tokens."""
         targets = self.collate(samples).targets
         logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.evaluation_head is not None:  # `logits` are hidden states
@@ -344,7 +344,7 @@ class Seq2SeqLmTask(Task):
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the generated texts, and the targets as texts."""
+        """Return the generated texts and the target texts."""
         return [text for _, _, text, _ in predictions], [_reference(sample) for sample in samples]
 
     def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:
@@ -377,7 +377,7 @@ def _reference(sample: Sample) -> str:
 
 
 def _in_words(lengths: Sequence[int]) -> str:
-    """Return a description of the distribution of text lengths, which must be ascending."""
+    """Describe the distribution of text lengths, which must be sorted in ascending order."""
     shares = (f"{share} % have at most {_percentile(lengths, share)}" for share in (50, 95, 99))
     return f"{', '.join(shares)}, the longest {lengths[-1]}"
 

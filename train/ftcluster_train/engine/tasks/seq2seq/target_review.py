@@ -1,4 +1,4 @@
-"""Detection of targets that vocabulary or generation settings prevent a model from writing."""
+"""Detection of targets that a model's vocabulary or generation settings keep it from writing."""
 
 import unicodedata
 from array import array
@@ -20,7 +20,7 @@ from ftcluster_train.engine.tasks.generation_settings import (
 from ftcluster_train.engine.tasks.seq2seq.unknown_tokens import UnknownTokens
 
 SHOWN = 6  # maximum number of characters in a notice
-LINES = "\n\t"  # white space that must stay the same; tokenizers change other white space
+LINES = "\n\t"  # white space whose loss is reported; tokenizers may change other white space
 
 
 class TargetReview:
@@ -56,9 +56,9 @@ class TargetReview:
         Args:
             sources: tokens of each source.
             targets: tokens of each target.
-            texts: targets as texts.
-            longest: targets with at least this number of tokens are truncated, so their texts are
-                not compared with their tokens.
+            texts: targets as strings.
+            longest: maximum number of tokens of a target. Targets of this length may be truncated,
+                so their texts are not compared with their tokens.
         """
         self._unknown.add(targets, texts)
         decoded = self._tokenizer.batch_decode([*map(list, targets)], skip_special_tokens=True)
@@ -74,9 +74,9 @@ class TargetReview:
         get = self._settings.get
         counts = {
             "min_length": len(target) < whole_number(get("min_length")),
-            # does not count the end-of-text token
+            # min_new_tokens does not count the end-of-text token
             "min_new_tokens": len(target) <= whole_number(get("min_new_tokens")),
-            # also counts the decoder's first token; max_new_tokens replaces it
+            # max_length also counts the decoder's first token; max_new_tokens overrides it
             "max_length": not get("max_new_tokens")
             and 0 < whole_number(get("max_length")) <= len(target),
             "max_new_tokens": 0 < whole_number(get("max_new_tokens")) < len(target),
@@ -92,7 +92,7 @@ class TargetReview:
                 {*token_list(get("begin_suppress_tokens"))} & {*target[:1]}
             ),
             "bad_words_ids": any(word in grams(target, len(word)) for word in self._bad_words),
-            # a text whose length is the limit ends with this token
+            # a text that reaches the length limit ends with this token
             "forced_eos_token_id": get("forced_eos_token_id") is not None
             and bool(target)
             and target[-1] not in token_list(get("forced_eos_token_id")),
@@ -101,7 +101,7 @@ class TargetReview:
         self._counts.update(name for name, count in counts.items() if count)
 
     def notices(self, split: str, model: str) -> list[str]:
-        """Return a notice for each reason why the model cannot write targets of a set."""
+        """Return a notice for each reason why the model cannot write some targets of a set."""
         if not self._lengths:
             return []
         total, get = len(self._lengths), self._settings.get
@@ -147,7 +147,7 @@ class TargetReview:
         }
         for name, problem in what.items():
             value = get(name)
-            # other settings are reported if they conflict with any target; these, with most targets
+            # report these only if they conflict with most targets, others if with any target
             most = name in ("forced_bos_token_id", "eos_token_id", "forced_eos_token_id")
             count = self._counts[name] if value not in (None, 0, []) or most else 0
             if value is None or not count or (most and 2 * count <= total):

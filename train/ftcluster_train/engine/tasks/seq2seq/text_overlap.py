@@ -27,10 +27,10 @@ _SPLITS = (
 
 
 def overlap(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Return the metrics of texts; each text has one reference.
+    """Return the metrics of generated texts, each with one reference.
 
-    ROUGE is the mean F1 over the texts, and ignores characters except Latin letters and digits.
-    chrF and BLEU are computed from the n-gram counts of all texts together.
+    ROUGE is the mean F1 over the texts. It ignores all characters except a-z, A-Z and digits. chrF
+    and BLEU are computed from the n-gram counts of all texts together.
     """
     pairs = list(zip(texts, references, strict=True))
     words = [(_rouge_words(text), _rouge_words(reference)) for text, reference in pairs]
@@ -103,7 +103,7 @@ def chrf(pairs: Iterable[tuple[str, str]]) -> float:
 
 
 def bleu(pairs: Iterable[tuple[str, str]]) -> float:
-    """Return BLEU of all texts together (Papineni et al. 2002)."""
+    """Return BLEU, computed over all texts together (Papineni et al. 2002)."""
     found, common, length, wanted = [0] * WORDS, [0] * WORDS, 0, 0
     for text, reference in pairs:
         output, expected = _bleu_words(text), _bleu_words(reference)

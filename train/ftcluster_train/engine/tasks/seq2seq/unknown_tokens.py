@@ -1,4 +1,4 @@
-"""Counts of unknown tokens in texts, with examples of text that a tokenizer lacks."""
+"""Counts of unknown tokens in texts, with examples of the text that the tokenizer cannot encode."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from ftcluster_train.engine.models import unknown_id
 
 SHOWN = 6  # maximum number of examples in a notice
-MOST_EXAMPLES = 1000  # texts with unknown tokens that are tokenized again for examples
+MOST_EXAMPLES = 1000  # maximum number of texts to tokenize again for examples
 
 
 class UnknownTokens:
@@ -18,7 +18,7 @@ class UnknownTokens:
         kind: name of the tokenizer's argument for these texts.
 
     Attributes:
-        token: id of the unknown token; None if it has another meaning too.
+        token: id of the unknown token; None if this token also has another meaning.
         texts: number of texts.
         affected: number of texts with an unknown token.
         tokens: number of unknown tokens.
@@ -55,15 +55,15 @@ class UnknownTokens:
             )
 
     def examples(self) -> str:
-        """Return the most frequent unknown parts of texts with their counts, or ""."""
+        """Return the most frequent unknown strings with their counts; "" if there are none."""
         shown = ", ".join(f"{piece!a} {count}" for piece, count in self._pieces.most_common(SHOWN))
         return shown + ", ..." * (len(self._pieces) > SHOWN)
 
     def notice(self, split: str, name: str) -> list[str]:
-        """Return a notice for the user; [] if every token is known.
+        """Return a notice about unknown tokens for the user; [] if every token is known.
 
         Args:
-            name: name of the texts, in the plural.
+            name: plural noun for the texts, such as sources.
         """
         if not self.affected:
             return []

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @register
 class SparseEncodingTask(SentenceSimilarityTask):
-    """Trains vectors with a weight for each token of the vocabulary, compared by dot product.
+    """Trains vectors with one weight per vocabulary token, which are compared by dot product.
 
-    Rows, samples and negatives are the same as in the task sentence-similarity. `options` has the
-    fields of that task, and `sparse` has the fields of the recipe.
+    Rows, samples and negatives are the same as in the task sentence-similarity. `options` contains
+    the fields of that task, and `sparse` contains the fields of the recipe.
     """
 
     name = "sparse-encoding"
@@ -121,7 +121,7 @@ class SparseEncodingTask(SentenceSimilarityTask):
         is_query = batch.kinds == QUERY
         regularizer = self.sparse.query_regularizer_weight * flops(vectors[is_query])
         regularizer += self.sparse.document_regularizer_weight * flops(vectors[~is_query])
-        # the regularizer is one value for the whole batch, so each rank returns its rows' part
+        # the regularizer is one value for the whole batch, so each rank adds the share of its rows
         return loss + self._regularized * regularizer * (batch.rows.stop - batch.rows.start)
 
     # predictions
@@ -132,7 +132,7 @@ class SparseEncodingTask(SentenceSimilarityTask):
         return list(encoded(self._pooled(outputs, targets, self.evaluation_head)))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return retrieval metrics by dot product, and the mean numbers of elements above 0."""
+        """Return retrieval metrics by dot product, and the mean number of nonzero elements."""
         return search(predictions, self.width, samples.about)
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:
@@ -146,7 +146,7 @@ class SparseEncodingTask(SentenceSimilarityTask):
         return ""
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
-        """Return, for the text of each row, the weights of tokens, the largest weight first."""
+        """Return the token weights of the text in each row, largest weight first."""
         return [{"prediction": self._by_token(*decoded(vector))} for vector in predictions]
 
     def _by_token(self, indices: torch.Tensor, weights: torch.Tensor) -> dict[str, float]:
@@ -162,8 +162,8 @@ class SparseEncodingTask(SentenceSimilarityTask):
 
 
 def flops(vectors: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the squared means of the elements (Paria et al. 2020).
+    """Return the sum, over the elements, of the squared mean over the vectors (Paria et al. 2020).
 
-    The sum estimates the number of multiplications in a search. It is 0 without vectors.
+    The sum estimates the number of multiplications in a search. It is 0 if there are no vectors.
     """
     return vectors.mean(0).square().sum() if len(vectors) else vectors.new_zeros(())

@@ -8,12 +8,12 @@ import torch
 
 from ftcluster_train.engine.tasks.embed.sentence_similarity import search_metrics
 
-QUERIES = 256  # number of queries in a matrix multiplication with all texts
+QUERIES = 256  # number of queries to multiply against all texts at once
 Encoded = tuple[str, str]  # base64 of the indices (int32) and of the weights (fp32) of a vector
 
 
 def encoded(vectors: torch.Tensor) -> list[Encoded]:
-    """Return the elements above 0 of each vector."""
+    """Encode the indices and weights of each vector's nonzero elements."""
     predictions = []
     for vector in vectors:
         indices = vector.nonzero().squeeze(1)
@@ -24,7 +24,7 @@ def encoded(vectors: torch.Tensor) -> list[Encoded]:
 
 
 def decoded(prediction: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices (int64) and the weights of a vector that `encoded` has encoded."""
+    """Decode a vector from the format of `encoded`; return its indices (int64) and weights."""
     indices, weights = (bytearray(base64.b64decode(text)) for text in prediction)
     if not indices:
         return torch.empty(0, dtype=torch.int64), torch.empty(0)
@@ -37,7 +37,7 @@ def decoded(prediction: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
 def search(
     predictions: Sequence[Sequence[str]], width: int, about: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Return the metrics of a search by dot product, and the mean numbers of elements above 0.
+    """Return the metrics of a search by dot product, and the mean number of nonzero elements.
 
     Args:
         predictions: encoded vectors of all texts.

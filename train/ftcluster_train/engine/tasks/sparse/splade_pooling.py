@@ -1,9 +1,9 @@
-"""SPLADE's pooling, computed without the logits of all tokens in memory.
+"""SPLADE's pooling, computed without keeping the logits of all tokens in memory.
 
-log(1 + relu(x)) never decreases, so the largest value over a text's tokens follows from the largest
-logit. The forward pass computes the logits of a few texts at once, and keeps for each text and each
-token of the vocabulary only the largest logit and its place. The backward pass needs only the
-weights of the elements above 0.
+log(1 + relu(x)) is monotonic, so its largest value over a text's tokens follows from the largest
+logit. The forward pass computes the logits of a few texts at once. For each text and each token of
+the vocabulary, it keeps only the largest logit and its position. The backward pass needs only the
+head's weights for elements above 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ class _LargestLogits(torch.autograd.Function):  # type: ignore[misc]
                 largest, place = of_text.max(0)
                 vectors[text], places[text] = largest, place + begin
                 begin += len(of_text)
-            del logits  # otherwise two chunks' logits are in memory
+            del logits  # otherwise the logits of two chunks would be in memory
         if bias is not None:
             vectors += bias
         vectors.relu_().log1p_()
@@ -61,7 +61,7 @@ class _LargestLogits(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _chunks(lengths: Sequence[int], limit: int) -> Iterator[tuple[slice, slice]]:
-    """Yield ranges of texts with at most `limit` tokens, or a single text, and their tokens."""
+    """Yield ranges of texts (at most `limit` tokens or a single text), and of their tokens."""
     first = begin = end = 0
     for text, length in enumerate(lengths):
         if text > first and end + length - begin > limit:
@@ -79,9 +79,9 @@ def splade_vectors(
 
     Args:
         hidden: input of the last layer, shape (texts, length, width).
-        tokens: mask, shape (texts, length): 0 for padding.
+        tokens: mask of the tokens, shape (texts, length); 0 for padding.
         weight: weight of the last layer, shape (vocabulary, width).
-        bias: bias of the last layer, or None.
+        bias: bias of the last layer; None if it has no bias.
     """
     pooled = tokens.bool()
     with torch.autocast("cpu", enabled=False):
@@ -95,11 +95,11 @@ def splade_vectors(
 def pooled_logits(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Return the vectors of texts from the logits of all tokens.
 
-    This function is for models that cannot return hidden states instead of logits.
+    It is used for models that cannot return hidden states instead of logits.
 
     Args:
-        logits: shape (texts, length, vocabulary).
-        tokens: mask, shape (texts, length): 0 for padding.
+        logits: logits of all tokens, shape (texts, length, vocabulary).
+        tokens: mask of the tokens, shape (texts, length); 0 for padding.
     """
     hidden = logits.float().masked_fill(tokens.unsqueeze(-1) == 0, 0)
     return hidden.relu().max(1).values.log1p()

@@ -18,8 +18,8 @@ class AnswerSpan:
 
     Attributes:
         score: sum of the model's scores for the start and the end of the span.
-        begin: index of the first character in the context.
-        end: index after the last character in the context.
+        begin: index of the span's first character in the context.
+        end: index after the span's last character in the context.
     """
 
     score: float
@@ -28,7 +28,7 @@ class AnswerSpan:
 
 
 def tokens_of_answer(offsets: Offsets, first: int, begin: int, end: int) -> tuple[int, int] | None:
-    """Return the indices of the first and last token of an answer; None if a part is missing.
+    """Return the indices of an answer's first and last token; None if the feature lacks a part.
 
     Args:
         begin: index of the answer's first character in the context.
@@ -48,12 +48,12 @@ def best_span(
     n_best: int,
     max_answer_length: int,
 ) -> AnswerSpan | None:
-    """Return the best answer span of a feature, as in run_qa; None if there is none.
+    """Return the best answer span in a feature, as in run_qa; None if no span is valid.
 
     Args:
         starts: the model's score of each context token as the start of the answer.
         ends: the model's score of each context token as the end of the answer.
-        n_best: number of best starts and of best ends to combine.
+        n_best: number of highest-scoring starts and ends to combine.
         max_answer_length: maximum length of an answer in tokens.
     """
     places = range(len(offsets))
@@ -74,7 +74,7 @@ class FeatureAnswer:
 
     Attributes:
         example: index of the feature's question.
-        null_score: the model's score of "no answer".
+        null_score: the model's score for "no answer".
     """
 
     example: int
@@ -85,11 +85,11 @@ class FeatureAnswer:
 def choose_answers(
     features: Sequence[FeatureAnswer], contexts: Sequence[str], threshold: float | None
 ) -> list[str]:
-    """Return the answer to each question: the best span in all features of the question.
+    """Return the answer to each question: the best span over all features of the question.
 
     Args:
         threshold: an answer is empty if the lowest null score of its features exceeds the best
-            span's score by more than this threshold. None for no empty answers, as in SQuAD 1.1.
+            span's score by more than this value. None forbids empty answers, as in SQuAD 1.1.
     """
     best: dict[int, AnswerSpan] = {}
     null: dict[int, float] = {}

@@ -14,7 +14,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(answer: str) -> str:
-    """Return the answer in lower case, without ASCII punctuation, articles and extra spaces.
+    """Return the answer in lower case, without ASCII punctuation, articles or extra spaces.
 
     >>> normalise("The  Eiffel-Tower!")
     'eiffeltower'
@@ -28,7 +28,7 @@ def exact_match(answer: str, true: Sequence[str]) -> float:
 
 
 def squad_f1(answer: str, true: Sequence[str], unanswerable: bool = True) -> float:
-    """Return the highest F1 of an answer's words over all true answers.
+    """Return the F1 of an answer's words against the true answer that gives the highest F1.
 
     Args:
         unanswerable: True to return 1 for an empty answer if a true answer is empty, as in

@@ -1,6 +1,6 @@
 """Extractive question answering: the answer is a span of a context, as in SQuAD.
 
-A long context is divided into several overlapping features. The answer is the best span in all of
+A long context is divided into several overlapping features. The answer is the best span across
 these features, as in run_qa (transformers, examples/pytorch/question-answering).
 """
 
@@ -46,7 +46,7 @@ POSITIONS = ("start", "end", "null", "first", "question")
 
 
 class Question(NamedTuple):
-    """A question, its context, and its answers in the form of SQuAD."""
+    """A question, its context, and its answers in SQuAD format."""
 
     question: str
     context: str
@@ -54,16 +54,16 @@ class Question(NamedTuple):
 
 
 class FeatureWriter:
-    """Writes the features of one split, and counts truncated and skipped questions.
+    """Writes the features of a set, and counts truncated and skipped questions.
 
-    A feature has the columns of the tokenizer and these columns:
+    A feature contains the tokenizer's columns and these columns:
 
     - `question`: index of the question.
     - `null`: index of the token whose scores mean "no answer".
     - `start` and `end`: indices of the answer's first and last token; both are `null` if the answer
       is not in the feature.
     - `first`: index of the first context token.
-    - `begins` and `ends`: character range of each context token; empty in `train`.
+    - `begins` and `ends`: character range of each context token; empty in the training set.
 
     Args:
         length: maximum number of tokens of a feature.
@@ -141,7 +141,7 @@ class FeatureWriter:
             null = self._null_position(encoded["input_ids"][feature])
             start, end = _answer_positions(answers[row], offsets, first) or (null, null)
             if self._split == "train":
-                offsets = []  # the largest column; only evaluations need it
+                offsets = []  # training does not need this column, the largest one
             self._writer.add(
                 {
                     **{name: encoded[name][feature] for name in self._kinds},
@@ -183,9 +183,9 @@ class FeatureWriter:
 def _answer_positions(
     answers: Mapping[str, Any], offsets: Offsets, first: int
 ) -> tuple[int, int] | None:
-    """Return the indices of the first answer's first and last token, or None.
+    """Return the indices of the first and last token of the first answer, or None.
 
-    The result is None if the answer is not completely in the feature.
+    The result is None if the feature does not contain the whole answer.
     """
     if not answers["text"]:
         return None
@@ -266,7 +266,7 @@ class QuestionAnsweringTask(Task):
         return [Document(sample["input_ids"], range(start, end + 1), "an answer")]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
-        # the two outputs are the scores for start and end
+        # the model has two outputs per token: the scores for start and end
         return numbered(["LABEL_0", "LABEL_1"])
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
@@ -293,7 +293,7 @@ class QuestionAnsweringTask(Task):
         return (start + loss(outputs.end_logits, targets["end"])) / 2
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return, for each feature, its question, the score of "no answer", and the best span."""
+        """Return each feature's question, its score for "no answer", and its best span."""
         starts, ends = outputs.start_logits.float(), outputs.end_logits.float()
         spans = []
         for i, sample in enumerate(samples):
@@ -309,7 +309,7 @@ class QuestionAnsweringTask(Task):
         return spans
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return exact match and F1 of the questions, in percent."""
+        """Return exact match and F1 over the questions, in percent."""
         wanted = [question["answers"] for question in samples.about["questions"]]
         answers = self._answers(predictions, samples)
         return squad_metrics(answers, wanted, self.options.version_2_with_negative)
