@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ import ftcluster_kernels
 from ftcluster_kernels import nf4, norms
 from ftcluster_kernels.gradient_sums import make_sums
 from ftcluster_kernels.private_torch import function_of
+from ftcluster_kernels.token_rows import TokenRows
 from tests.engine.kernels.test_derivatives import (
     CASES,
     Function,
@@ -40,10 +41,25 @@ def frozen_linear(x: torch.Tensor) -> torch.Tensor:
     return nf4.linear_in_nf4(x, draw((64, 64))[0].to(x.dtype))
 
 
+IDS, HIDDEN = torch.tensor([1, 3]), draw((7, 8))[0]
+
+
+def looked_up(output: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    rows = TokenRows(IDS, cast("torch.nn.Parameter", values))
+    return rows.of_lookup(output, torch.tensor([1, 3, 1, 0, 5, 3, 2]))
+
+
+def logits_of_rows(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    rows = TokenRows(IDS, cast("torch.nn.Parameter", values))
+    return rows.of_logits(logits, HIDDEN.to(logits.dtype))
+
+
 KERNELS: dict[str, tuple[Function, list[torch.Tensor]]] = {
     **{name: (kernel, inputs) for name, (kernel, _, inputs) in CASES.items()},
     "rounded norm": (rounded_norm, draw((7, 33), (33,))),
     "frozen linear": (frozen_linear, draw((7, 64))),
+    "trained rows of an embedding": (looked_up, draw((7, 8), (2, 8))),
+    "trained rows of an output layer": (logits_of_rows, draw((7, 9), (2, 8))),
 }
 ONLY_FP32 = {"layer norm", "low rank"}  # their cases have inputs or weights in fp32
 

@@ -157,7 +157,7 @@ def test_lists_of_one_text_are_refused(tmp_path: Path, loss: str) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"query": "w5", "text": "", "label": 1}, "train.jsonl:1: text is empty"),
+        ({"query": "w5", "text": "", "label": 1}, "train.jsonl:1: column text is empty"),
         ({"query": "w5", "text": "w6", "label": 3}, "label is 3, not a number from 0 to 1"),
         ({"query": "w5", "text": "w6"}, "train has neither a column label nor one of negatives"),
     ],

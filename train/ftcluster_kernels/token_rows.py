@@ -33,7 +33,7 @@ class TokenRows:
     def of_lookup(
         self, output: torch.Tensor, tokens: torch.Tensor, padding: int = -1
     ) -> torch.Tensor:
-        """Return the output of an embedding, so that its backward pass reaches the trained values.
+        """Return the output of an embedding, connected so that gradients reach the trained rows.
 
         Args:
             output: rows that the embedding returned, shape (..., features).
@@ -44,7 +44,7 @@ class TokenRows:
         return connected
 
     def of_logits(self, logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits of an output layer, so that their backward pass reaches the values.
+        """Return the logits of an output layer, connected so that gradients reach the trained rows.
 
         Args:
             logits: output of the output layer, shape (..., vocabulary).
@@ -56,6 +56,8 @@ class TokenRows:
 
 class _OfLookup(torch.autograd.Function):  # type: ignore[misc]
     """An identity function whose backward pass sums the gradients of each trained row."""
+
+    kernel = ""
 
     @staticmethod
     def forward(
@@ -83,6 +85,8 @@ class _OfLookup(torch.autograd.Function):  # type: ignore[misc]
 
 class _OfLogits(torch.autograd.Function):  # type: ignore[misc]
     """An identity function whose backward pass computes the gradients of the trained rows."""
+
+    kernel = ""
 
     @staticmethod
     def forward(

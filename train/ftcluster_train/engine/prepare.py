@@ -45,8 +45,9 @@ from transformers.utils import logging as transformers_logging
 from ftcluster_common.data import data_files
 from ftcluster_common.data.data_files import TRAIN, DataError
 from ftcluster_common.data.data_sets import split_name
-from ftcluster_common.given_files import GivenFileError
-from ftcluster_common.models.adapter_config import has_only_adapters, read_adapters
+from ftcluster_common.given_files import GivenFileError, read_json
+from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
+from ftcluster_common.models.adapter_config import has_only_adapters, ids_by_layer
 from ftcluster_common.models.row_hashes import RowHashes, hash_of, read_rows
 from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job
@@ -169,7 +170,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
     listed = token_ids(tokenizer, recipe.listed_tokens)
     if adapters:
-        listed += [n for ids in read_adapters(Path(adapters)).token_ids.values() for n in ids]
+        listed += _saved_token_ids(Path(adapters))
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     if isinstance(vocabulary, int):
         vocabulary = max([vocabulary, *(number + 1 for number in listed)])
@@ -203,6 +204,20 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     return Inputs(
         model, folder, str(samples), notices + more, report, teacher, commits, adapters, new_ids
     )
+
+
+def _saved_token_ids(adapters: Path) -> list[int]:
+    """Return the token ids whose trained rows a folder of adapters contains.
+
+    Raises:
+        TrainError: the configuration contains something else than token ids.
+    """
+    config = read_json(adapters / ADAPTERS)
+    try:
+        by_layer = ids_by_layer(config if isinstance(config, dict) else {})
+    except ValueError as error:
+        raise TrainError(str(error)) from None
+    return [number for ids in by_layer.values() for number in ids]
 
 
 def _token_settings(

@@ -126,7 +126,7 @@ class CausalLmTask(LanguageModelTask):
             ) from error
         if not torch.allclose(logits, changed, rtol=1e-3, atol=1e-4):
             raise TrainError(
-                f"{self.recipe.model} is a {model.config.model_type} model, which reads a text in "
+                f"{self.recipe.model} is a {model.config.model_type} model, which reads text in "
                 "both directions, including the tokens that it should predict",
                 "use a decoder, such as gpt2; for an encoder: config_overrides.is_decoder=true",
             )
