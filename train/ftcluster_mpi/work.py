@@ -74,7 +74,7 @@ class Operation:
         finish: function that is called when all transfers are complete.
         signature: properties that must be the same on all ranks; empty for a message between two
             ranks.
-        splits: for all-to-all, number of elements sent to each rank, then received from each rank.
+        splits: number of elements that all-to-all sends to each rank, then receives from each.
         deadline: time limit as a value of time.monotonic(); infinite if there is no limit.
         number: number of this call in the group; 0 for a message between two ranks.
         source: rank that sent the message; -1 if unknown.

@@ -278,8 +278,7 @@ def _unclear(listing: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the hosts of each group, or {} if it is clear that all hosts belong to the cluster.
 
     It is clear if every group, except the group of the head, contains all hosts. Otherwise
-    ftcluster cannot tell what the groups are: racks of one cluster, or a company's databases and
-    web servers.
+    ftcluster cannot distinguish racks of one cluster from a company's databases and web servers.
     """
     names = (set(listing) | {"ungrouped"}) - {"_meta", "all", HEAD_GROUP}
     groups = {name: tuple(dict.fromkeys(_members(listing, name))) for name in sorted(names)}

@@ -75,7 +75,7 @@ def test_the_second_of_two_setups_is_refused_by_name(cluster: Cluster) -> None:
     _, said = first.communicate(timeout=HANG_SECONDS)
     assert first.returncode == 0, said
     assert second.returncode == 1
-    assert re.search(r"another setup is .*: \S+ on \S+ \(process \d+\)", second.stderr)
+    assert re.search(r"another setup is .* by \S+ on \S+ \(process \d+\)", second.stderr)
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
@@ -120,6 +120,6 @@ def test_rollback_and_teardown_wait_for_a_setup_as_well(cluster: Cluster) -> Non
             refused = control.run(*command)
             assert refused.returncode == 1
             assert re.search(
-                rf"{OTHER}: .*another setup is .*: ops on bastion \(process 1\)", refused.stderr
+                rf"{OTHER}: .*another setup is .* by ops on bastion \(process 1\)", refused.stderr
             )
     assert control.snapshots() == before

@@ -22,7 +22,7 @@ from ftcluster_train.supervisor.runs import (
     remove_runs,
 )
 
-RUN = "quickstart-20260131-101500-7f3a"
+RUN = "quickstart-20260131-101500-4d1e"
 
 
 def make_run(folder: Path, run: str, *events: dict[str, object]) -> Path:

@@ -31,8 +31,8 @@ class GradientSinks:
     """The destinations to which parameters' gradients go instead of the attribute `grad`.
 
     Attributes:
-        sums: for each weight, memory to which the matmul for its gradient adds its result.
-        rows: for each embedding, gradients of single rows for the next optimizer step.
+        sums: memory to which the matmul for a gradient adds its result, by weight.
+        rows: gradients of single rows for the next optimizer step, by embedding.
     """
 
     sums: MutableMapping[torch.Tensor, GradientSums] = field(default_factory=dict)
@@ -46,13 +46,13 @@ class BatchContext:
     Enter the context for the duration of the pass. Contexts nest; the innermost context is used.
 
     Attributes:
-        fp32_weights: for each parameter, the fp32 values that norms and embeddings read.
+        fp32_weights: fp32 values that norms and embeddings read, by parameter.
         exact_weights: parameters of layers that are computed in fp32.
         adapters: low-rank adapter of the layer that a weight belongs to, by weight.
         token_rows: trained rows of a frozen embedding or output layer, by weight.
         sinks: destinations of gradients.
-        pending_gathers: for each weight that is still being gathered, a function that waits for
-            the weight; call it before the weight is read.
+        pending_gathers: function that waits for a weight that is still being gathered, by weight;
+            call it before the weight is read.
         rows: rows of the batch that layers compute; None means all.
         copies: bf16 copies of the outputs of norms; None if norms keep no copies.
     """

@@ -148,7 +148,7 @@ class Task(ABC):
         reads_padding: True if the loss depends on the model's outputs for padding tokens.
         compares: True if the data report compares the documents of different sets.
         trained_rows: file with the hashes of the training rows, or None.
-        draws: True if samples are randomized anew in each epoch, see `draw`.
+        draws: True if samples are randomized again in each epoch, see `draw`.
         biased_head: True if the head may have a bias, which the loss adds.
         reference_model: teacher that computes the reference predictions; None if the untrained
             model computes them.

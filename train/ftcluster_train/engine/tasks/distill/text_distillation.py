@@ -80,7 +80,7 @@ class TextDistillationTask(Task):
             recipe, name="classify", task="text-classification", options=options, teacher=None
         )
         self._by_number = False  # True if labels are class numbers of the teacher
-        # the one of both tokenizers that has more columns (DistilBERT's has no token types)
+        # the tokenizer that has more columns (DistilBERT's has no token types)
         self._widest_tokenizer = self.tokenizer
         self._longest: int | None = None  # maximum number of tokens of the teacher's input
 
