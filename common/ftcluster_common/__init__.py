@@ -1,6 +1,6 @@
 """Code shared by the packages of the control node and of the hosts. Standard library only."""
 
-NEXT_RELEASE = "0.1.0"  # used until the tag v0.1.0 exists; see hatch_version.py
+NEXT_RELEASE = "0.2.0"  # until its tag; hatch_version.py counts on from the newest tag
 
 try:  # the build writes this module, see hatch_version.py
     from ftcluster_common._version import __version__ as __version__
