@@ -4,8 +4,9 @@ This module reads these files from a model's folder, and creates them for a new 
 library only.
 """
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,22 @@ class SentenceModules:
         return self.prompts.get(QUERY, self.prompt), next(texts, self.prompt)
 
 
+@contextlib.contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Raise DataError for files that sentence-transformers cannot have written."""
+    try:
+        yield
+    except DataError:
+        raise
+    except GivenFileError as error:  # its message already names the file
+        raise DataError(str(error)) from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"{folder / MODULES} is not as sentence-transformers writes it ({why})"
+        ) from error
+
+
 def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
     """Return the modules in a model's folder; None if sentence-transformers did not write it.
 
@@ -140,7 +157,7 @@ def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
     """
     if not (folder / MODULES).is_file():
         return None
-    try:
+    with _readable(folder):
         modules = read_json(folder / MODULES)
         kinds = {_kind(module["type"]): _below(folder, module["path"]) for module in modules}
         layers = dense_folders(folder)
@@ -164,15 +181,6 @@ def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
             "dot" if about.get("similarity_fn_name") == "dot" and not sparse else "cosine",
             tuple(_dense(layer, "sentence_embedding") for layer in layers),
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
-        if isinstance(error, GivenFileError):  # its message already names the file
-            raise DataError(str(error)) from error
-        why = f"{type(error).__name__}: {error}"
-        raise DataError(
-            f"{folder / MODULES} is not as sentence-transformers writes it ({why})"
-        ) from error
 
 
 def dense_folders(folder: Path) -> list[Path]:
@@ -239,7 +247,7 @@ def read_multi_vector(folder: Path) -> SentenceModules | None:
     Raises:
         DataError: a file cannot be read, or the model has unsupported modules.
     """
-    try:
+    with _readable(folder):
         if not (folder / MODULES).is_file() or not (folder / ABOUT).is_file():
             return None
         about = read_json(folder / ABOUT)
@@ -279,15 +287,6 @@ def read_multi_vector(folder: Path) -> SentenceModules | None:
             dense=tuple(_dense(layer, "token_embeddings") for layer in layers),
             tokens=vectors,
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
-        if isinstance(error, GivenFileError):  # its message already names the file
-            raise DataError(str(error)) from error
-        why = f"{type(error).__name__}: {error}"
-        raise DataError(
-            f"{folder / MODULES} is not as sentence-transformers writes it ({why})"
-        ) from error
 
 
 def _multi_vector_files(

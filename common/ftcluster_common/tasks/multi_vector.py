@@ -1,20 +1,16 @@
 """The task multi-vector-encoding: training a vector for each token (ColBERT)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ftcluster_common.data.column_uses import Columns
-from ftcluster_common.data.row_checks import CheckRow
 from ftcluster_common.limits import limited
-from ftcluster_common.tasks.embed import SentenceSimilarity, SentenceSimilaritySpec
-from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Contradiction, Options, TaskSpec
-
-_PAIRS = SentenceSimilaritySpec()  # reads rows in the same format
+from ftcluster_common.tasks.retrieval import RetrievalOptions, RetrievalSpec
+from ftcluster_common.tasks.spec import Contradiction, TaskSpec
 
 
 @dataclass(frozen=True)
-class MultiVectorEncoding(Options):
+class MultiVectorEncoding(RetrievalOptions):
     """Trains an encoder that computes a vector for each token, for late interaction (ColBERT).
 
     The score of a query and a text is MaxSim (Khattab and Zaharia 2020). For each token of the
@@ -61,59 +57,15 @@ class MultiVectorEncoding(Options):
     scale: float = limited(1.0, above=0)
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
-    @property
-    def pairs(self) -> SentenceSimilarity:
-        """The same settings as fields of sentence-similarity, a task that reads the same rows."""
-        return SentenceSimilarity(
-            query_column=self.query_column,
-            positive_column=self.positive_column,
-            negative_columns=self.negative_columns,
-            max_length=self.max_length,
-            query_prompt=self.query_prompt,
-            text_prompt=self.text_prompt,
-            loss="ranking",
-            scale=self.scale,
-            validation_split_percentage=self.validation_split_percentage,
-        )
 
-
-class MultiVectorEncodingSpec(TaskSpec[MultiVectorEncoding]):
+class MultiVectorEncodingSpec(RetrievalSpec[MultiVectorEncoding]):
     """The declaration of the task multi-vector-encoding."""
 
     name = "multi-vector-encoding"
     fields = MultiVectorEncoding
     recipe = "colbert"
-    pipeline = "feature-extraction"
     is_multi_vector_encoder = True
     training_fields = (*TaskSpec.training_fields, "scale")
-
-    def columns(
-        self, options: MultiVectorEncoding, columns: Sequence[str], answered: bool
-    ) -> Columns:
-        """Return the columns of pairs, or of single texts for predictions."""
-        uses = dict(_PAIRS.columns(options.pairs, columns, answered))
-        uses.pop("label", None)  # the loss does not use scores of pairs
-        return uses
-
-    def row_check(
-        self, options: MultiVectorEncoding, answered: bool, columns: Sequence[str]
-    ) -> CheckRow:
-        """Return a check that a row contains a valid pair, or a single text."""
-        return _PAIRS.row_check(options.pairs, answered, columns)
-
-    def row_form(self, options: MultiVectorEncoding, answered: bool) -> str:
-        """Describe a row that contains a pair of texts, or a single text."""
-        if not answered:
-            return _PAIRS.row_form(options.pairs, answered)
-        query, positive = options.query_column or "query", options.positive_column or "positive"
-        return (
-            f"each row has {query}, {positive} (the text that belongs to the query) and optional "
-            "negatives (texts that do not)"
-        )
-
-    def metric_names(self, options: MultiVectorEncoding) -> tuple[str, ...]:
-        """Return the names of the retrieval metrics."""
-        return (*RETRIEVAL_METRICS, "recall_at_10", "recall_at_100")
 
     def contradictions(self, options: MultiVectorEncoding) -> Iterator[Contradiction]:
         """Yield an error for queries that may be longer than other texts."""
@@ -123,19 +75,3 @@ class MultiVectorEncodingSpec(TaskSpec[MultiVectorEncoding]):
                 f"it is {options.query_length}, more than max_length, which is "
                 f"{options.max_length}",
             )
-
-    def smooths_labels(self, options: MultiVectorEncoding) -> bool:
-        """Return False, because there are no classes."""
-        return False
-
-    def compares_batch(self, options: MultiVectorEncoding) -> bool:
-        """Return True, because the other rows of the batch contain negatives of a query."""
-        return True
-
-    def reads_modules(self, options: MultiVectorEncoding) -> bool:
-        """Return True, because the training uses the modules and prompts in the model's folder."""
-        return True
-
-    def texts_of_a_sample(self, options: MultiVectorEncoding) -> int:
-        """Return the number of texts per row, without negatives in columns detected by name."""
-        return 2 + len(options.negative_columns)

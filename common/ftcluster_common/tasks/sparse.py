@@ -1,19 +1,14 @@
 """The task sparse-encoding: training vectors with a weight per vocabulary token (SPLADE)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftcluster_common.data.column_uses import Columns
-from ftcluster_common.data.row_checks import CheckRow
 from ftcluster_common.limits import limited
-from ftcluster_common.tasks.embed import SentenceSimilarity, SentenceSimilaritySpec
-from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Options, TaskSpec
-
-_PAIRS = SentenceSimilaritySpec()  # reads rows in the same format
+from ftcluster_common.tasks.retrieval import RetrievalOptions, RetrievalSpec
+from ftcluster_common.tasks.spec import TaskSpec
 
 
 @dataclass(frozen=True)
-class SparseEncoding(Options):
+class SparseEncoding(RetrievalOptions):
     """Trains sparse vectors (SPLADE, Formal et al. 2021) for search engines with an inverted index.
 
     For each token of a text, a masked language model computes a logit for each token of the
@@ -58,21 +53,6 @@ class SparseEncoding(Options):
     regularizer_warmup_ratio: float = limited(1 / 3, at_least=0, at_most=1)
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
-    @property
-    def pairs(self) -> SentenceSimilarity:
-        """The same settings as fields of sentence-similarity, a task that reads the same rows."""
-        return SentenceSimilarity(
-            query_column=self.query_column,
-            positive_column=self.positive_column,
-            negative_columns=self.negative_columns,
-            max_length=self.max_length,
-            query_prompt=self.query_prompt,
-            text_prompt=self.text_prompt,
-            loss="ranking",
-            scale=self.scale,
-            validation_split_percentage=self.validation_split_percentage,
-        )
-
     def regularizer_share(self, step: int, steps: int) -> float:
         """Return the factor of the regularizer weights in a step, as in sentence-transformers.
 
@@ -89,13 +69,12 @@ class SparseEncoding(Options):
         return min((step - 1) / rising, 1.0) ** 2
 
 
-class SparseEncodingSpec(TaskSpec[SparseEncoding]):
+class SparseEncodingSpec(RetrievalSpec[SparseEncoding]):
     """The declaration of the task sparse-encoding."""
 
     name = "sparse-encoding"
     fields = SparseEncoding
     recipe = "sparse"
-    pipeline = "feature-extraction"
     predicts_tokens = True
     is_sparse_encoder = True
     training_fields = (
@@ -104,45 +83,6 @@ class SparseEncodingSpec(TaskSpec[SparseEncoding]):
         "regularizer_warmup_ratio",
     )  # fmt: skip
 
-    def columns(self, options: SparseEncoding, columns: Sequence[str], answered: bool) -> Columns:
-        """Return the columns of pairs, or of single texts for predictions."""
-        uses = dict(_PAIRS.columns(options.pairs, columns, answered))
-        uses.pop("label", None)  # the loss does not use scores of pairs
-        return uses
-
-    def row_check(
-        self, options: SparseEncoding, answered: bool, columns: Sequence[str]
-    ) -> CheckRow:
-        """Return a check that a row contains a valid pair, or a single text."""
-        return _PAIRS.row_check(options.pairs, answered, columns)
-
-    def row_form(self, options: SparseEncoding, answered: bool) -> str:
-        """Describe a row that contains a pair of texts, or a single text."""
-        if not answered:
-            return _PAIRS.row_form(options.pairs, answered)
-        query, positive = options.query_column or "query", options.positive_column or "positive"
-        return (
-            f"each row has {query}, {positive} (the text that belongs to the query) and optional "
-            "negatives (texts that do not)"
-        )
-
     def metric_names(self, options: SparseEncoding) -> tuple[str, ...]:
         """Return the names of retrieval metrics and of the mean number of tokens in a vector."""
-        recalls = ("recall_at_10", "recall_at_100")
-        return (*RETRIEVAL_METRICS, *recalls, "query_active_dims", "document_active_dims")
-
-    def smooths_labels(self, options: SparseEncoding) -> bool:
-        """Return False, because there are no classes."""
-        return False
-
-    def compares_batch(self, options: SparseEncoding) -> bool:
-        """Return True, because the other rows of the batch contain negatives of a query."""
-        return True
-
-    def reads_modules(self, options: SparseEncoding) -> bool:
-        """Return True, because the training uses the prompts of a SPLADE model."""
-        return True
-
-    def texts_of_a_sample(self, options: SparseEncoding) -> int:
-        """Return the number of texts per row, without negatives in columns detected by name."""
-        return 2 + len(options.negative_columns)
+        return (*super().metric_names(options), "query_active_dims", "document_active_dims")
