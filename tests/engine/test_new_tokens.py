@@ -239,7 +239,7 @@ def test_a_trained_model_has_the_tokens(tmp_path: Path) -> None:
     first = job_of(tmp_path, CHAT, base, **settings)
     events = run_rank(first)
     [notice] = [e["message"] for e in events_of(events, "notice") if "new tokens" in e["message"]]
-    assert f"3 new tokens: ids {IDS[0]} to {IDS[-1]}" in notice
+    assert f"3 new tokens were added to the vocabulary: ids {IDS[0]} to {IDS[-1]}" in notice
     losses = [event["loss"] for event in events_of(events, "step")]
     assert losses[-1] < losses[0]
     folder = events[-1]["model"]

@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from ftcluster_common.models.sentence_modules import IDENTITY, Dense, read_modules
 from ftcluster_train.engine.data.download import hash_of_weights
+from ftcluster_train.engine.projections import model_class_with
 from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.skipped_rows import why_not_skipped
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of
 from tests.engine.runs import make_whole_job, triplets, write_data, write_model
@@ -94,6 +96,16 @@ def test_a_model_with_dense_modules_is_trained_as_in_sentence_transformers(
     assert not torch.allclose(untrained[2].linear.weight, model[2].linear.weight, atol=1e-3)
     measured = told(job, saved, EVALUATE, tmp_path / "measured", triplets(20, 2))["metrics"]
     assert measured == pytest.approx(result["metrics"], abs=1e-5)
+
+
+@pytest.mark.needs("avx2", "compiler")
+def test_models_with_dense_modules_skip_rows_of_padding(tmp_path: Path) -> None:
+    """The layers transform single tokens, so they are no reason to compute padding."""
+    folder = write_embedder(tmp_path)
+    model = model_class_with(lambda *_: (LAYERS, ()), 2).from_pretrained(folder)
+    assert why_not_skipped(model) == ""
+    model.encoder.layer[0].register_forward_hook(lambda *_: None)
+    assert "a hook on encoder.layer.0" in why_not_skipped(model)
 
 
 def test_the_best_checkpoint_has_its_own_projections(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ MAX_RECIPE_BYTES = 1 << 20
 MOST_SHOWN = 10  # maximum number of folds in a message
 MAX_PATH_BYTES = 4096  # PATH_MAX
 NOT_TEXT = "contains line breaks or control characters"
-OWN_TASK = "for a task of your own, pass the file that defines it: --task FILE.py"
+OWN_TASK = "for a task of your own, pass its file or folder: --task FILE.py or --task DIR/"
 Given = tuple[str, Any, str]  # a key, its value, and the place where it is set
 # a function that gets a recipe's values, and returns values for unset fields and contradictions
 Complete = Callable[[Mapping[str, Any], AnyTask], tuple[Mapping[str, Any], list[Contradiction]]]

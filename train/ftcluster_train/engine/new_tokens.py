@@ -61,11 +61,12 @@ def extend_tokenizer(recipe: Recipe, folder: str, target: Path) -> tuple[str, li
     new = sorted({*ids} - before)
     notices = []
     if new:
-        count = f"{len(new)} new token" + "s" * (len(new) > 1)
-        notices.append(f"the vocabulary has {count}: ids {new[0]} to {new[-1]}")
+        count = "1 new token was" if len(new) == 1 else f"{len(new)} new tokens were"
+        ids_of_new = f"id {new[0]}" if len(new) == 1 else f"ids {new[0]} to {new[-1]}"
+        notices.append(f"{count} added to the vocabulary: {ids_of_new}")
     if present:
         verb = "is" if len(present) == 1 else "are"
-        notices.append(f"{_shown(present)} {verb} already in the vocabulary, and not added again")
+        notices.append(f"{_shown(present)} {verb} already in the vocabulary, so not added again")
     reused = [t for t, number in zip(recipe.listed_tokens, ids, strict=True) if number in before]
     if matched := [token for token in reused if token not in present]:
         notices.append(

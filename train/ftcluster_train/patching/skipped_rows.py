@@ -81,8 +81,10 @@ def _model_type(model: nn.Module) -> str:
 
 
 def _is_stock(kind: type) -> bool:
-    # the package transformers_modules contains models with custom code
-    return kind.__module__.startswith("transformers.") or kind in TORCH_MODULES
+    # the package transformers_modules contains models with custom code. ftcluster's own classes add
+    # only layers that transform single tokens behind a model, see engine.projections
+    own = ("transformers.", "ftcluster_train.")
+    return kind.__module__.startswith(own) or kind in TORCH_MODULES
 
 
 def _foreign_part(model: nn.Module) -> str:
