@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class ActionModule(ActionBase):
         if measured.get("failed"):
             return measured
         by_path = {folder["path"].rstrip("/"): folder for folder in folders}
-        places = measured["places"]
+        places = checked_places(measured.get("places"), by_path)
         try:
             sizes = {place["path"]: size_of(by_path[place["path"]]) for place in places}
         except SourceError as error:
@@ -47,6 +47,24 @@ class ActionModule(ActionBase):
         if problems:
             raise AnsibleActionFail("; ".join([*problems, HINT]))
         return {**measured, "needed_bytes": sum(sizes.values())}
+
+
+def checked_places(places: Any, paths: Collection[str]) -> list[dict[str, Any]]:
+    """Return the places that a host's module has measured.
+
+    Raises:
+        AnsibleActionFail: the response is not one of plugins/modules/push_space.py.
+    """
+    kinds = {"path": str, "folder": str, "device": int, "free_bytes": int}
+    if isinstance(places, list) and all(
+        isinstance(place, dict)
+        and place.keys() == kinds.keys()
+        and all(type(place[name]) is kind for name, kind in kinds.items())
+        and place["path"] in paths
+        for place in places
+    ):
+        return places
+    raise AnsibleActionFail("the host's response about its free space is invalid")
 
 
 def size_of(folder: Mapping[str, Any]) -> int:

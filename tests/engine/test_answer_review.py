@@ -23,6 +23,7 @@ from ftcluster_train.engine.tasks.answer_review import (
     answers_in,
     texts_in,
 )
+from ftcluster_train.engine.tasks.generation_settings import read_generation_settings
 from tests.engine.jobs import result_of
 from tests.engine.models import make_model
 from tests.engine.runs import Row, make_whole_job, write_data
@@ -239,6 +240,16 @@ def test_reset_generation_removes_reported_settings_from_each_decoder(
     trained = AutoModelForCausalLM.from_pretrained(folder)
     texts = torch.tensor([[5, 6, 7], [8, 9, 10]])
     trained.generate(texts, attention_mask=torch.ones_like(texts), max_new_tokens=2)
+
+
+def test_numbers_that_are_not_finite_are_ignored(tmp_path: Path) -> None:
+    """Python's JSON reader accepts them in a file, also as 1e999."""
+    (tmp_path / "generation_config.json").write_text(
+        '{"max_length": Infinity, "min_length": NaN, "max_new_tokens": 1e999}'
+    )
+    review = AnswerReview(read_generation_settings(tmp_path))
+    review.add(iter([TargetAnswer([5, 6, 7], 1)]))
+    assert review.notices("train", "org/model", alone=False) == []
 
 
 def test_settings_that_fit_are_not_reported(tmp_path: Path) -> None:

@@ -199,13 +199,13 @@ def skip_value(reader: JsonReader) -> bool:
 def rows_of_document(open_document: Callable[[], TextIO]) -> Iterator[Any]:
     """Yield the elements of a document: of its list, or of the only list in its object.
 
-    An object without such a list is a single row, or has rows by columns.
+    An object without such a list is a single row, unless pandas wrote its rows column by column.
 
     Args:
         open_document: function that opens the document; it is called up to twice.
 
     Raises:
-        NotADocumentError: the text is no list, and no single object, as JSON lines.
+        NotADocumentError: the text is neither a list nor a single object, like JSON Lines.
         TooLargeError: a value is too large.
         JsonDocumentError: the list is damaged; its rows before the damage were yielded.
     """

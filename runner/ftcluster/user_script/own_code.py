@@ -109,7 +109,7 @@ def _read(name: str, flag: str) -> CodeFile:
             return code_folder(path.name, {f.stem: _text_of(f) for f in sorted(path.glob("*.py"))})
         return code_file(path.name, _text_of(path))
     except GivenFileError as error:
-        raise UsageError(f"{flag}: {error}", f"name a Python file: {flag} FILE.py") from None
+        raise UsageError(f"{flag}: {error}", f"check the path after {flag}") from None
 
 
 def _text_of(path: Path) -> str:

@@ -56,6 +56,25 @@ def test_folders_must_fit_together(
     )
 
 
+PLACE = {"path": "/p/data/d-1", "folder": "/p", "device": 7, "free_bytes": 1}
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        None, {}, [None], [{}], [{**PLACE, "path": "/etc"}], [{**PLACE, "free_bytes": "1"}],
+        [{**PLACE, "device": [7]}], [{**PLACE, "more": 1}],
+    ],
+)  # fmt: skip
+def test_a_lying_host_is_refused(monkeypatch: pytest.MonkeyPatch, places: Any) -> None:
+    action = plugin(action_module, {"folders": [{"source": "/d", "path": PLACE["path"]}]})
+    monkeypatch.setattr(action, "_execute_module", lambda *_, **__: {"places": places})
+    monkeypatch.setattr(action_module.ActionBase, "run", lambda *_: {})
+    with pytest.raises(AnsibleActionFail, match="response about its free space is invalid"):
+        action.run(task_vars={})
+    assert action_module.checked_places([PLACE], {PLACE["path"]}) == [PLACE]
+
+
 def test_folders_that_the_host_has_need_no_space(
     monkeypatch: pytest.MonkeyPatch, folders: list[dict[str, Any]]
 ) -> None:

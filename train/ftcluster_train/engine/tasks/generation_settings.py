@@ -1,6 +1,7 @@
 """Generation settings: reading them from a model's folder, and writing them for a decoder."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,8 +127,9 @@ def repair_settings(
 
 
 def whole_number(value: Any) -> int:
-    """Return a setting as an integer; 0 if it is absent or has another type."""
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    """Return a setting as an integer; 0 if it is absent, infinite, or has another type."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and math.isfinite(value) else 0
 
 
 def token_list(value: Any) -> list[int]:
