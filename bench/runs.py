@@ -162,7 +162,10 @@ def instructions() -> list[str]:
 
 def precision() -> str:
     """Return the default precision of trainings on this machine."""
-    return "bf16" if {*BF16} & {*instructions()} else "fp32"
+    info, here = _cpuinfo(), {*instructions()}
+    # see fast_bf16 of ftcluster_kernels.products, which needs torch
+    slow = info.get("vendor_id") == "GenuineIntel" and info.get("model") != "85"
+    return "bf16" if "amx_bf16" in here or ("avx512_bf16" in here and not slow) else "fp32"
 
 
 def _cpuinfo() -> dict[str, str]:

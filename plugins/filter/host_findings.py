@@ -283,15 +283,15 @@ def amx_notices(facts: FactValues) -> Findings:
     generation, kernel = facts.get("cpu_generation", "other"), facts.get("kernel", "")
     if facts.get("amx") == "refused":
         yield finding(
-            f"its CPU has AMX, but its kernel {kernel} denies it to programs, so training is "
-            "slower",
+            f"its CPU has AMX, but its kernel {kernel} denies it to programs, so training runs in "
+            "fp32 and is slower",
             "boot Linux 5.16 or newer, or a distribution's kernel that supports AMX; in a "
             "container, allow the system call arch_prctl",
         )
     if facts.get("amx") == "absent" and generation in GENERATIONS_WITH_AMX:
         yield finding(
             f"its CPU generation, {generation}, has AMX, but the hypervisor or the kernel {kernel} "
-            "hides it, so training is slower",
+            "hides it, so training runs in fp32 and is slower",
             "make the hypervisor pass on the CPU's features, or boot Linux 5.16 or newer",
         )
 

@@ -27,7 +27,7 @@ from transformers import (
     activations,
 )
 
-from ftcluster_kernels import linear
+from ftcluster_kernels import linear, simd
 from ftcluster_train import fast
 from ftcluster_train.patching import registry, script_functions
 from ftcluster_train.patching.skipped_rows import FIRST_TOKEN, MASKED_KEYS
@@ -285,6 +285,7 @@ def test_another_rank_says_nothing(said: Any, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.needs("avx2", "compiler")
 @pytest.mark.usefixtures("enabled")
 def test_fp32_is_kept_and_said(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert simd.is_available()  # loads the library for this CPU, before /proc/cpuinfo is replaced
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags : avx2 avx512_bf16 \n")
     found = functional.scaled_dot_product_attention(*attention_inputs())
     assert found.dtype == torch.float32
@@ -297,9 +298,16 @@ def test_fp32_is_kept_and_said(said: Any, monkeypatch: pytest.MonkeyPatch) -> No
     with torch.autocast("cpu", torch.bfloat16):
         cast = functional.scaled_dot_product_attention(*attention_inputs())
     assert cast.dtype == torch.bfloat16  # as with torch
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags : avx2\n")
-    functional.scaled_dot_product_attention(*attention_inputs())
-    assert said() == []
+    amd, intel, cooper_lake = (
+        f"vendor_id : {vendor}\nmodel : {model}\nflags : avx2 avx512_bf16\n"
+        for vendor, model in (("AuthenticAMD", 17), ("GenuineIntel", 207), ("GenuineIntel", 85))
+    )
+    for cpuinfo, suggested in ((amd, 1), (intel, 0), (cooper_lake, 1), ("flags : avx2\n", 0)):
+        registry.suggest_bf16.cache_clear()
+        registry.report_once.cache_clear()
+        monkeypatch.setattr(Path, "read_text", lambda *_, text=cpuinfo, **__: text)
+        functional.scaled_dot_product_attention(*attention_inputs())
+        assert len(said()) == suggested
 
 
 @pytest.mark.usefixtures("enabled")

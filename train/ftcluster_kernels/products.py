@@ -21,7 +21,7 @@ from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_kernels.private_torch import has_onednn_linear, onednn_linear
 
 AMX = {"amx_tile", "amx_bf16"}  # flags of /proc/cpuinfo
-INTEL = "GenuineIntel"  # vendor_id of /proc/cpuinfo
+INTEL, COOPER_LAKE = "GenuineIntel", "85"  # vendor_id and model of /proc/cpuinfo
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18  # Linux on x86-64
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # variables that limit oneDNN
 # elements that a thread packs at once, see native/weight_gradient.c
@@ -54,6 +54,19 @@ def has_amx() -> bool:
     return int(ctypes.CDLL(None).syscall(*arguments)) == 0
 
 
+def fast_bf16() -> str:
+    """Return the instructions that make bf16 faster than fp32 on this CPU, or "".
+
+    On Intel's CPUs since Sapphire Rapids, AVX512-BF16 has only half of fp32's rate of multiply-adds
+    (bench/results/2026-11-29-peak.json), so they need AMX. Cooper Lake, Intel's only older CPU with
+    AVX512-BF16, was not measured.
+    """
+    if has_amx():
+        return "AMX"
+    is_slow = cpuinfo_field("vendor_id") == INTEL and cpuinfo_field("model") != COOPER_LAKE
+    return "AVX512-BF16" if has_avx512_bf16() and not is_slow else ""
+
+
 @cache
 def fma_dtypes() -> frozenset[torch.dtype]:
     """Return the dtypes whose large matmuls our own multiply-adds compute faster than torch."""
@@ -68,8 +81,12 @@ def adds_bf16() -> bool:
 
     A limit that is set for oneDNN also applies here.
     """
-    has_flag = "avx512_bf16" in cpuinfo_field("flags").split()
-    return has_flag and _is_allowed("BF16", "AMX") and _knows_bf16()
+    return has_avx512_bf16() and _is_allowed("BF16", "AMX") and _knows_bf16()
+
+
+def has_avx512_bf16() -> bool:
+    """Return True if the CPU has AVX512-BF16."""
+    return "avx512_bf16" in cpuinfo_field("flags").split()
 
 
 def _knows_bf16() -> bool:

@@ -8,6 +8,9 @@ from ftcluster.text.host_names import short_names
 from ftcluster_common.recipe import Recipe
 
 BF16_FLAG, AMX_FLAG = "avx512_bf16", "amx_bf16"
+# Without AMX, matmuls in bf16 are half as fast as in fp32 on these CPUs; see `fast_bf16` of
+# train/ftcluster_kernels/products.py
+MADE_FOR_AMX = ("Sapphire Rapids", "Emerald Rapids", "Granite Rapids", "Diamond Rapids")
 LOOPBACKS = ("127.", "::1", "localhost")
 
 
@@ -69,17 +72,25 @@ def choose_precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple
     """Choose bf16 or fp32. Return the choice and its reason."""
     if recipe and recipe.precision != "auto":
         return recipe.precision, f"set in recipe {recipe.name}"
-    without = [host.name for host in hosts if not _has_bf16(host)]
-    if not without:
-        return "bf16", "every host has AMX or AVX512-BF16"
-    others = "" if len(without) == len(hosts) else "; without them, bf16 would be used"
-    names = short_names(without)
-    return "fp32", f"no AMX or AVX512-BF16 on {names}, so bf16 is slower there{others}"
+    slow = [host for host in hosts if not _has_fast_bf16(host)]
+    if not slow:
+        return "bf16", "every host has AMX or fast AVX512-BF16"
+    others = "" if len(slow) == len(hosts) else "; without them, bf16 would be used"
+    need_amx = [host.name for host in slow if host.cpu_generation in MADE_FOR_AMX]
+    rest = [host.name for host in slow if host.name not in need_amx]
+    reasons = [
+        f"{lack} on {short_names(names)}"
+        for lack, names in (("no usable AMX", need_amx), ("no AMX or AVX512-BF16", rest))
+        if names
+    ]
+    return "fp32", f"{' and '.join(reasons)}, so bf16 is slower there{others}"
 
 
-def _has_bf16(host: HostFacts) -> bool:
+def _has_fast_bf16(host: HostFacts) -> bool:
     """Return True if bf16 is faster than fp32 on a host.
 
     AMX needs the kernel's permission, AVX512 does not.
     """
-    return BF16_FLAG in host.cpu_flags or (AMX_FLAG in host.cpu_flags and host.amx == "usable")
+    if AMX_FLAG in host.cpu_flags and host.amx == "usable":
+        return True
+    return BF16_FLAG in host.cpu_flags and host.cpu_generation not in MADE_FOR_AMX

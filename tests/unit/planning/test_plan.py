@@ -57,19 +57,32 @@ def test_bf16_only_where_every_cpu_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "amx", "precision"),
+    ("flags", "amx", "generation", "precision"),
     [
-        (("avx512f", "avx512_bf16"), "absent", "bf16"),  # Cooper Lake
-        (("avx512f", "avx512_bf16", "amx_tile", "amx_bf16"), "refused", "bf16"),
-        (("avx512f", "amx_tile", "amx_bf16"), "usable", "bf16"),
-        (("avx512f", "amx_tile", "amx_bf16"), "refused", "fp32"),
-        (("avx2",), "absent", "fp32"),
+        (("avx512f", "avx512_bf16"), "absent", "Cooper Lake", "bf16"),
+        (("avx512f", "avx512_bf16"), "absent", "other", "bf16"),  # AMD's Zen 4
+        # a virtual machine that hides AMX, where bf16 has half of fp32's speed
+        (("avx512f", "avx512_bf16"), "absent", "Emerald Rapids", "fp32"),
+        (("avx512f", "avx512_bf16", "amx_tile", "amx_bf16"), "refused", "Sapphire Rapids", "fp32"),
+        (("avx512f", "amx_tile", "amx_bf16"), "usable", "Sapphire Rapids", "bf16"),
+        (("avx2",), "absent", "Broadwell", "fp32"),
     ],
 )
-def test_bf16_needs_instructions_that_the_kernel_allows(
-    flags: tuple[str, ...], amx: str, precision: str
+def test_bf16_needs_fast_instructions_that_the_kernel_allows(
+    flags: tuple[str, ...], amx: str, generation: str, precision: str
 ) -> None:
-    assert decided(host("a", cpu_flags=flags, amx=amx)).precision == precision
+    host_facts = host("a", cpu_flags=flags, amx=amx, cpu_generation=generation)
+    assert decided(host_facts).precision == precision
+
+
+def test_hosts_without_amx_are_named_by_what_they_lack() -> None:
+    hidden = host("hidden", cpu_flags=("avx512_bf16",), amx="absent")
+    old = host("old", cpu_flags=("avx2",), amx="absent", cpu_generation="Broadwell")
+    (decision,) = about(plan(cluster(host("new"), hidden, old), RECIPE, STACKS), "precision")
+    assert decision.why == (
+        "no usable AMX on hidden and no AMX or AVX512-BF16 on old, so bf16 is slower there; "
+        "without them, bf16 would be used"
+    )
 
 
 def test_decisions_that_are_the_same_on_several_hosts_are_made_once() -> None:

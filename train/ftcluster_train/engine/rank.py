@@ -39,6 +39,7 @@ from ftcluster_common.protocol.launch import own_rank
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.spec import Options
 from ftcluster_kernels.nf4 import dtype_of, shape_of
+from ftcluster_kernels.products import has_amx, has_avx512_bf16
 from ftcluster_train.comm.world import (
     World,
     abandon_world,
@@ -94,6 +95,8 @@ from ftcluster_train.io.signals import Received, take_signals
 from ftcluster_train.rank.bind import memory_nodes
 
 SHOWN_CLASSES = 8
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+MUCH_FASTER = 1.2  # ratio of matmul rates from which the other precision is suggested
 DOING = {"evaluate": "evaluating", "predict": "predicting"}
 
 
@@ -369,9 +372,35 @@ def write_matmul_speed(
     """
     shapes, recipe = matmul_shapes(model), job.recipe
     parts = ranks * recipe.training.gradient_accumulation_steps
-    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
-    gflops = matmul_gflops(shapes, round(length * recipe.batch_size / parts), dtype)
+    tokens = round(length * recipe.batch_size / parts)
+    gflops = matmul_gflops(shapes, tokens, DTYPES[job.precision])
     log.write("products", gflops=gather_over_ranks(gflops), weights=weights_of(shapes))
+    if text := precision_notice(job, shapes, tokens, gflops):
+        log.write("notice", message=text)
+
+
+def precision_notice(
+    job: Job, shapes: Mapping[tuple[int, int], int], tokens: int, gflops: float
+) -> str:
+    """Return a notice if matmuls are faster in the other precision on every rank, otherwise "".
+
+    The plan chooses a precision by the CPU's generation, which a hypervisor may state wrongly. This
+    function measures the other precision where the generation matters: with AVX512-BF16 and
+    without AMX. Every rank must call it.
+
+    Args:
+        gflops: measured rate of the matmuls in the job's precision.
+    """
+    other, ratio = "fp32" if job.precision == "bf16" else "bf16", 0.0
+    if job.recipe.precision != "fp32" and has_avx512_bf16() and not has_amx() and gflops:
+        ratio = matmul_gflops(shapes, tokens, DTYPES[other]) / gflops
+    least = min(gather_over_ranks(ratio))
+    if least <= MUCH_FASTER:
+        return ""
+    return (
+        f"this CPU multiplies matrices {least:.1f} times as fast in {other} as in {job.precision}: "
+        f"set precision={other}"
+    )
 
 
 def main() -> int:

@@ -9,19 +9,18 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from ftcluster_common.protocol.launch import own_rank
 from ftcluster_kernels.private_torch import has_global_hooks
+from ftcluster_kernels.products import fast_bf16
 
 Place = TypeVar("Place")
 HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
 )  # fmt: skip
-BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 
 
 def always(*_: Any, **__: Any) -> None:
@@ -182,10 +181,9 @@ def report_once(text: str) -> None:
 
 @cache
 def suggest_bf16() -> None:
-    """Report that bf16 would be faster, if this CPU has instructions for it."""
-    flags_here = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    if flags := [name for flag, name in BF16_FLAGS.items() if flag in flags_here]:
+    """Report that bf16 would be faster, if this CPU has fast instructions for it."""
+    if instructions := fast_bf16():
         report_once(
-            f"the script trains in fp32, but with {flags[0]} this CPU is faster in bf16: set "
+            f"the script trains in fp32, but with {instructions} this CPU is faster in bf16: set "
             '--bf16 for Trainer, or mixed_precision="bf16" for Accelerate, or use torch.autocast'
         )
