@@ -12,12 +12,21 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ftcluster_kernels import simd
 from ftcluster_kernels.derivatives import by_torch, needs_torch
 from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
+from ftcluster_kernels.low_rank_products import (
+    add_product_,
+    both_products,
+    column_products,
+    fits_loops,
+    row_products,
+)
 from ftcluster_kernels.nf4 import Nf4Weight, dense, dtype_of, linear_in_nf4
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.products import (
     MULTIPLE,
+    product,
     product_of_columns,
     product_with_adapter,
     takes_adapter,
@@ -157,10 +166,16 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
         ctx.sums = sums
         flat, right = input.flatten(0, -2), dense(weight).T
         ctx.weight, ctx.scale, ctx.factors = weight, scale, (down, up)
-        if takes_adapter(flat, right, bias, down.T, up.T):
-            more = -len(down) % MULTIPLE
-            down, up = functional.pad(down, (0, 0, 0, more)), functional.pad(up, (0, more))
-        output, low = product_with_adapter(flat, right, bias, down.T, up.T, scale)
+        on_tiles = takes_adapter(flat, right, bias, down.T, up.T)
+        ctx.by_loops = not on_tiles and fits_loops(len(down), flat, right, down, up)
+        if ctx.by_loops:
+            low = row_products(flat.contiguous(), down.T, scale)
+            output = add_product_(product(flat, right, bias), low, up.T)
+        else:
+            if on_tiles:
+                more = -len(down) % MULTIPLE
+                down, up = functional.pad(down, (0, 0, 0, more)), functional.pad(up, (0, more))
+            output, low = product_with_adapter(flat, right, bias, down.T, up.T, scale)
         ctx.save_for_backward(input, down, up, low)
         return output.unflatten(0, input.shape[:-1])
 
@@ -178,13 +193,22 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
             )
             return of_input, None, None, of_down, of_up, None, None
         flat, grad = input.flatten(0, -2), grad_output.flatten(0, -2)
-        if ctx.needs_input_grad[0]:
-            grad_input, grad_low = product_with_adapter(grad, right, None, up, down, ctx.scale)
-            grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
+        if ctx.by_loops:
+            flat, grad = flat.contiguous(), simd.in_order(grad)
+            grad_low, of_up = both_products(grad, up, ctx.scale, low)
+            grad_input, of_down = None, column_products(flat, grad_low).T
+            if ctx.needs_input_grad[0]:
+                grad_input = add_product_(product(grad, right), grad_low, down)
         else:
-            grad_input, grad_low = None, (grad @ up).mul_(ctx.scale)
-        of_down = _to_sums(ctx.sums[0], ctx.factors[0], product_of_columns(flat, grad_low).T)
-        of_up = _to_sums(ctx.sums[1], ctx.factors[1], product_of_columns(grad, low))
+            if ctx.needs_input_grad[0]:
+                grad_input, grad_low = product_with_adapter(grad, right, None, up, down, ctx.scale)
+            else:
+                grad_input, grad_low = None, (grad @ up).mul_(ctx.scale)
+            of_down, of_up = product_of_columns(flat, grad_low).T, product_of_columns(grad, low)
+        if grad_input is not None:
+            grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
+        of_down = _to_sums(ctx.sums[0], ctx.factors[0], of_down)
+        of_up = _to_sums(ctx.sums[1], ctx.factors[1], of_up)
         return grad_input, None, None, of_down, of_up, None, None
 
 
@@ -194,6 +218,6 @@ def _to_sums(
     """Add a gradient without its padding to the weight's sums; without sums, return it."""
     gradient, sums = gradient[: len(weight), : weight.shape[1]], unless_hooked(sums, weight)
     if sums is None:
-        return gradient.to(weight.dtype)
+        return gradient.to(weight.dtype, memory_format=torch.contiguous_format)
     sums.add(gradient, 1.0)
     return None
