@@ -15,13 +15,7 @@ from torch.nn import functional
 from ftcluster_kernels import simd
 from ftcluster_kernels.derivatives import by_torch, needs_torch
 from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
-from ftcluster_kernels.low_rank_products import (
-    add_product_,
-    both_products,
-    column_products,
-    fits_loops,
-    row_products,
-)
+from ftcluster_kernels.low_rank_products import adapter_gradients, add_adapter_, fits_loops
 from ftcluster_kernels.nf4 import Nf4Weight, dense, dtype_of, linear_in_nf4
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.products import (
@@ -169,8 +163,8 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
         on_tiles = takes_adapter(flat, right, bias, down.T, up.T)
         ctx.by_loops = not on_tiles and fits_loops(len(down), flat, right, down, up)
         if ctx.by_loops:
-            low = row_products(flat.contiguous(), down.T, scale)
-            output = add_product_(product(flat, right, bias), low, up.T)
+            output = product(flat, right, bias)
+            low = add_adapter_(output, flat.contiguous(), down, up, scale)
         else:
             if on_tiles:
                 more = -len(down) % MULTIPLE
@@ -194,11 +188,11 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
             return of_input, None, None, of_down, of_up, None, None
         flat, grad = input.flatten(0, -2), grad_output.flatten(0, -2)
         if ctx.by_loops:
-            flat, grad = flat.contiguous(), simd.in_order(grad)
-            grad_low, of_up = both_products(grad, up, ctx.scale, low)
-            grad_input, of_down = None, column_products(flat, grad_low).T
-            if ctx.needs_input_grad[0]:
-                grad_input = add_product_(product(grad, right), grad_low, down)
+            grad = simd.in_order(grad)
+            grad_input = product(grad, right) if ctx.needs_input_grad[0] else None
+            of_down, of_up = adapter_gradients(
+                grad, flat.contiguous(), low, down, up, ctx.scale, grad_input
+            )
         else:
             if ctx.needs_input_grad[0]:
                 grad_input, grad_low = product_with_adapter(grad, right, None, up, down, ctx.scale)

@@ -1,10 +1,9 @@
 """Multiplies by the factors of low-rank adapters, which have few columns, in our own loops.
 
 Libraries for matrix multiplications pack both factors. With 16 columns, packing takes longer than
-the multiplications, and the gradient of a factor even needs the transpose of a whole activation.
-These loops read each activation once, in its own order, for both of its products. Sums are in fp32,
-and the low-rank activations (`low`) also stay in fp32. Column counts are padded to GROUP with
-zeros.
+the multiplications, and the gradient of a factor needs the transpose of a whole activation. These
+loops read the rows of an activation in order, and use them for all of their products. Sums and the
+low-rank activations (`low`) are in fp32. The rank is padded to a multiple of GROUP with zeros.
 """
 
 import torch
@@ -13,94 +12,100 @@ from torch.nn import functional
 from ftcluster_kernels import simd
 
 GROUP = 16  # elements of a register
-MOST_COLUMNS = 2 * GROUP  # above this, the libraries are as fast
+HIGHEST_RANK = 2 * GROUP  # above this, the libraries are as fast
 
 
 def fits_loops(rank: int, *tensors: torch.Tensor) -> bool:
-    """Return True if the loops multiply faster than torch.
+    """Return True if the loops support an adapter, and are faster than torch.
 
     Args:
-        tensors: all tensors of the multiplications, in bf16 or fp32.
+        tensors: activations and factors.
     """
-    return 0 < rank <= MOST_COLUMNS and simd.is_fit(*tensors)
+    return 0 < rank <= HIGHEST_RANK and simd.is_fit(*tensors)
 
 
-def padded_groups(factor: torch.Tensor) -> torch.Tensor:
-    """Return a factor of shape (columns, rank) in fp32 as (groups, columns, GROUP), contiguous."""
-    columns, rank = factor.shape
-    padded = functional.pad(factor.float(), (0, -rank % GROUP))
-    return padded.view(columns, -1, GROUP).transpose(0, 1).contiguous()
-
-
-def padded_rows(factor: torch.Tensor) -> torch.Tensor:
-    """Return a factor of shape (rank, columns) in fp32 with zeros up to a multiple of GROUP rows."""
-    return functional.pad(factor.float(), (0, 0, 0, -len(factor) % GROUP)).contiguous()
-
-
-def row_products(values: torch.Tensor, factor: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return scale * values @ factor in fp32, shape (rows, padded rank).
+def add_adapter_(
+    output: torch.Tensor, input: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Add the output of an adapter to the output of its layer, in place.
 
     Args:
-        values: contiguous, shape (rows, columns).
-        factor: shape (columns, rank).
+        output, input: contiguous, shapes (rows, outputs) and (rows, inputs).
+        down, up: factors of the same dtype, shapes (rank, inputs) and (outputs, rank).
+
+    Returns:
+        low = scale * input @ down.T in fp32, shape (rows, padded rank).
     """
-    low, _ = _products(values, padded_groups(factor), scale, None)
+    (rows, outputs), inputs = output.shape, input.shape[1]
+    by_group, by_row = _by_group(down.T), _by_row(up.T)
+    rank = len(by_row)
+    low = simd.empty(rows, rank)
+    simd.call("low_rank_output", output, simd.typed(output, rows * outputs),
+              simd.address(input, output.dtype, rows * inputs), simd.fp32(by_group, inputs * rank),
+              simd.fp32(by_row, rank * outputs), simd.fp32(low, rows * rank), rows, inputs,
+              outputs, rank, float(scale), types=(simd.TYPES[output.dtype],))  # fmt: skip
     return low
 
 
-def column_products(values: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """Return values.T @ low in fp32, shape (columns, padded rank).
+def adapter_gradients(
+    grad: torch.Tensor,
+    input: torch.Tensor,
+    low: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    grad_input: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of an adapter's factors in fp32, and complete the input's gradient.
 
     Args:
-        values: contiguous, shape (rows, columns).
-        low: contiguous fp32, shape (rows, padded rank).
+        grad, input: contiguous, shapes (rows, outputs) and (rows, inputs).
+        low: result of `add_adapter_`.
+        grad_input: gradient of the layer's input without the adapter, contiguous, shape (rows,
+            inputs); the adapter's part is added in place. None if it is not needed.
+
+    Returns:
+        The gradients of `down` and `up`, with zeros up to the padded rank.
     """
-    _, sums = _products(values, None, 1.0, low)
-    return sums
-
-
-def both_products(
-    values: torch.Tensor, factor: torch.Tensor, scale: float, low: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the results of `row_products` and `column_products`, with one read of the values."""
-    return _products(values, padded_groups(factor), scale, low)
-
-
-def _products(
-    values: torch.Tensor, groups: torch.Tensor | None, scale: float, low: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, columns = values.shape
-    count = len(groups) if groups is not None else low.shape[1] // GROUP  # type: ignore[union-attr]
-    threads, width = simd.threads_for(values), count * GROUP
-    of_rows = simd.empty(rows, width) if groups is not None else None
-    sums = simd.zeros(threads, count, columns, GROUP) if low is not None else None
-    matrices = (
-        (groups, columns * width),
-        (of_rows, rows * width),
-        (low, rows * width),
-        (sums, threads * columns * width),
+    (rows, outputs), inputs = grad.shape, input.shape[1]
+    by_group, by_row = _by_group(up), _by_row(down)
+    rank, threads = len(by_row), simd.threads_for(grad)
+    grad_low, sums = simd.empty(rows, rank), simd.zeros(threads, rank * (inputs + outputs))
+    of_input = None
+    if grad_input is not None:
+        of_input = simd.address(grad_input, grad.dtype, rows * inputs)
+    simd.call("low_rank_gradients", grad, simd.typed(grad, rows * outputs),
+              simd.address(input, grad.dtype, rows * inputs), simd.fp32(low, rows * rank),
+              simd.fp32(by_row, rank * inputs), simd.fp32(by_group, outputs * rank),
+              simd.fp32(grad_low, rows * rank), of_input, simd.fp32(sums, sums.numel()), rows,
+              inputs, outputs, rank, float(scale), types=(simd.TYPES[grad.dtype],))  # fmt: skip
+    total = sums.sum(0) if threads > 1 else sums[0]
+    of_up, of_down = (
+        part.view(-1, size, GROUP)
+        for part, size in zip(
+            total.split((rank * outputs, rank * inputs)), (outputs, inputs), strict=True
+        )
     )
-    addresses = [None if x is None else simd.fp32(x, size) for x, size in matrices]
-    kind = simd.TYPES[values.dtype]
-    simd.call("low_rank_products", values, simd.typed(values, rows * columns), rows, columns,
-              count, *addresses, float(scale), types=(kind,))  # fmt: skip
-    if sums is not None:
-        sums = sums.sum(0) if threads > 1 else sums[0]
-        sums = sums.transpose(0, 1).reshape(columns, width)
-    return of_rows, sums  # type: ignore[return-value]
+    return of_down.transpose(1, 2).reshape(rank, inputs), of_up.transpose(0, 1).reshape(
+        outputs, rank
+    )
 
 
-def add_product_(output: torch.Tensor, low: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Add low @ factor to the output, and return the output.
+def _by_group(factor: torch.Tensor) -> torch.Tensor:
+    """Return a factor of shape (size, rank) in fp32 as (groups, size, GROUP), contiguous."""
+    size, rank = factor.shape
+    if more := -rank % GROUP:
+        factor = functional.pad(factor, (0, more))
+    return (
+        factor.view(size, -1, GROUP)
+        .transpose(0, 1)
+        .to(torch.float32, memory_format=torch.contiguous_format)
+        .contiguous()
+    )
 
-    Args:
-        output: contiguous, shape (rows, columns).
-        low: contiguous fp32, shape (rows, padded rank).
-        factor: shape (rank, columns).
-    """
-    (rows, columns), width = output.shape, low.shape[1]
-    right = padded_rows(factor)  # must exist during the call
-    simd.call("add_low_rank", output, simd.typed(output, rows * columns),
-              simd.fp32(low, rows * width), simd.fp32(right, width * columns), rows, columns,
-              width // GROUP, types=(simd.TYPES[output.dtype],))  # fmt: skip
-    return output
+
+def _by_row(factor: torch.Tensor) -> torch.Tensor:
+    """Return a factor of shape (rank, size) in fp32, with rows of zeros up to a whole group."""
+    if more := -len(factor) % GROUP:
+        factor = functional.pad(factor, (0, 0, 0, more))
+    return factor.to(torch.float32, memory_format=torch.contiguous_format).contiguous()

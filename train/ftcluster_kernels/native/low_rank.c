@@ -20,27 +20,46 @@
 #define ROWS_AT_ONCE 8
 #define COLUMNS_AT_ONCE 16
 
+/* A layer with an adapter. `rank` is a multiple of 16, the size of a group. */
 typedef struct {
-    int type; /* of `values` and `output` */
-    const void *values;
-    int64_t rows, columns, groups; /* groups: number of 16 columns of the matrices with few columns */
-    const float *right;            /* (groups, columns, 16), or NULL */
-    const float *left;             /* (rows, groups, 16), or NULL */
-    float *of_rows;                /* (rows, groups, 16): scale * values @ right */
-    float *of_columns;             /* for each thread (groups, columns, 16): values.T @ left is added */
-    void *output;                  /* (rows, columns) */
+    int type; /* of `input`, `output`, `grad` and `grad_input` */
+    int64_t inputs, outputs, rank;
+    const void *input;       /* (rows, inputs) */
+    void *output;            /* (rows, outputs) */
+    float *low;              /* (rows, rank) */
+    const float *down, *up;  /* factors; the loops below describe their layouts */
+    const void *grad;        /* (rows, outputs) */
+    void *grad_input;        /* (rows, inputs), or NULL */
+    float *grad_low;         /* (rows, rank) */
+    float *sums;             /* for each thread the sums for `up`, (groups, outputs, 16), and for `down`, (groups, inputs, 16) */
     float scale;
-} LowRank;
+} Layer;
+
+/* The number of cache lines in a row of a panel. */
+#define LINES(type) (PANEL * ((type) == FP32 ? 4 : 2) / 64)
+
+/* The values of the next block, which the products of this block prefetch. A prefetch beyond the end does nothing. */
+typedef struct {
+    const char *rows;
+    int64_t row_bytes;
+} Next;
+
+INLINE void prefetch(Next next, int64_t row, int64_t line) {
+    _mm_prefetch(next.rows + row * next.row_bytes + line * 64, _MM_HINT_T0);
+}
 
 /* Add block[:count] @ right to `sums`, whose rows are `stride` elements apart. */
 INLINE void add_rows_product(const float *block, const float *right, int64_t depth, float *sums, int64_t stride,
-                             const int count) {
+                             Next next, int type, const int count) {
+    const uint64_t interval = PANEL / (ROWS_AT_ONCE * LINES(type));
     vec sum[ROWS_AT_ONCE];
 #pragma GCC unroll 8
     for (int i = 0; i < count; i++)
         sum[i] = load_fp32(sums + i * stride, 0xffff);
-    for (int64_t j = 0; j < depth; j++) {
+    for (uint64_t j = 0; j < (uint64_t)depth; j++) {
         vec factor = load_fp32(right + 16 * j, 0xffff);
+        if (j % interval == 0)
+            prefetch(next, j / interval % ROWS_AT_ONCE, j / interval / ROWS_AT_ONCE);
 #pragma GCC unroll 8
         for (int i = 0; i < count; i++)
             sum[i] = mul_add(broadcast(block[i * STRIDE + j]), factor, sum[i]);
@@ -52,13 +71,15 @@ INLINE void add_rows_product(const float *block, const float *right, int64_t dep
 
 /* Add block[:, :count].T @ left to `sums`, of `rows` rows; rows of `left` are `stride` elements apart. */
 INLINE void add_columns_product(const float *block, const float *left, int64_t stride, int64_t rows, float *sums,
-                                const int count) {
+                                Next next, int64_t line, int type, const int count) {
     vec sum[COLUMNS_AT_ONCE];
 #pragma GCC unroll 16
     for (int j = 0; j < count; j++)
         sum[j] = load_fp32(sums + 16 * j, 0xffff);
     for (int64_t i = 0; i < rows; i++) {
         vec factor = load_fp32(left + i * stride, 0xffff);
+        if (line < LINES(type))
+            prefetch(next, i, line);
 #pragma GCC unroll 16
         for (int j = 0; j < count; j++)
             sum[j] = mul_add(broadcast(block[i * STRIDE + j]), factor, sum[j]);
@@ -68,71 +89,74 @@ INLINE void add_columns_product(const float *block, const float *left, int64_t s
         store_fp32(sums + 16 * j, 0xffff, sum[j]);
 }
 
-INLINE void low_rank(const LowRank *args, int64_t begin, int64_t end, int thread, int type) {
-    const int64_t groups = args->groups, columns = args->columns, stride = 16 * groups;
+/* Multiply up to ROWS rows of `values` by matrices with `rank` columns. If `right` is not NULL, `of_rows` becomes
+ * scale * values @ right; if `left` is not NULL, values.T @ left is added to `of_columns`. `right` and `of_columns` are
+ * (groups, columns, 16). */
+INLINE void multiply_rows(const void *values, int64_t rows, int64_t columns, int64_t rank, const float *right,
+                          float scale, float *of_rows, const float *left, float *of_columns, int type) {
+    const int64_t size = type == FP32 ? 4 : 2;
     float block[ROWS * STRIDE] __attribute__((aligned(64)));
-    for (int64_t row = begin; row < end; row += ROWS) {
-        const int64_t rows = min64(ROWS, end - row);
-        float *of_rows = args->of_rows + row * stride;
-        for (int64_t i = 0; args->right && i < rows * stride; i += 16)
-            store_fp32(of_rows + i, 0xffff, zeros());
-        for (int64_t column = 0; column < columns; column += PANEL) {
-            const int64_t width = min64(PANEL, columns - column);
-            for (int64_t i = 0; i < rows; i++)
-                REGISTERS(j, active, 0, width, {
-                    store_fp32(block + i * STRIDE + j, active,
-                               load(args->values, (row + i) * columns + column + j, active, type));
-                });
-            for (int64_t group = 0; group < groups; group++) {
-                const float *right = args->right + (group * columns + column) * 16;
-                int64_t i = 0, j = 0;
-                for (; args->right && i + ROWS_AT_ONCE <= rows; i += ROWS_AT_ONCE)
-                    add_rows_product(block + i * STRIDE, right, width, of_rows + i * stride + group * 16, stride,
+    for (int64_t i = 0; right && i < rows * rank; i += 16)
+        store_fp32(of_rows + i, 0xffff, zeros());
+    for (int64_t column = 0; column < columns; column += PANEL) {
+        const int64_t width = min64(PANEL, columns - column);
+        for (int64_t i = 0; i < rows; i++)
+            REGISTERS(j, active, 0, width, {
+                store_fp32(block + i * STRIDE + j, active, load(values, i * columns + column + j, active, type));
+            });
+        const int64_t next_place = column + PANEL < columns ? column + PANEL : ROWS * columns;
+        const Next next = {(const char *)values + next_place * size, columns * size};
+        for (int64_t group = 0; group * 16 < rank; group++) {
+            const float *right_panel = right + (group * columns + column) * 16;
+            float *column_sums = of_columns + (group * columns + column) * 16;
+            for (int64_t i = 0; right && i < rows; i += ROWS_AT_ONCE) {
+                const Next next_rows = {next.rows + i * next.row_bytes, next.row_bytes};
+                float *row_sums = of_rows + i * rank + group * 16;
+                if (i + ROWS_AT_ONCE <= rows)
+                    add_rows_product(block + i * STRIDE, right_panel, width, row_sums, rank, next_rows, type,
                                      ROWS_AT_ONCE);
-                for (; args->right && i < rows; i++)
-                    add_rows_product(block + i * STRIDE, right, width, of_rows + i * stride + group * 16, stride, 1);
-                const float *left = args->left + row * stride + group * 16;
-                float *sums = args->of_columns + ((thread * groups + group) * columns + column) * 16;
-                for (; args->left && j + COLUMNS_AT_ONCE <= width; j += COLUMNS_AT_ONCE)
-                    add_columns_product(block + j, left, stride, rows, sums + j * 16, COLUMNS_AT_ONCE);
-                for (; args->left && j < width; j++)
-                    add_columns_product(block + j, left, stride, rows, sums + j * 16, 1);
+                else
+                    for (int64_t k = 0; i + k < rows; k++)
+                        add_rows_product(block + (i + k) * STRIDE, right_panel, width, row_sums + k * rank, rank,
+                                         next_rows, type, 1);
+            }
+            const int64_t first_line = right ? LINES(type) : 0; /* the loop above has prefetched all lines */
+            for (int64_t j = 0; left && j < width; j += COLUMNS_AT_ONCE) {
+                const int64_t line = first_line + j / COLUMNS_AT_ONCE;
+                if (j + COLUMNS_AT_ONCE <= width)
+                    add_columns_product(block + j, left + group * 16, rank, rows, column_sums + j * 16, next, line,
+                                        type, COLUMNS_AT_ONCE);
+                else
+                    for (int64_t k = j; k < width; k++)
+                        add_columns_product(block + k, left + group * 16, rank, rows, column_sums + k * 16, next,
+                                            LINES(type), type, 1);
             }
         }
-        for (int64_t i = 0; args->right && i < rows * stride; i += 16)
-            store_fp32(of_rows + i, 0xffff, mul(load_fp32(of_rows + i, 0xffff), broadcast(args->scale)));
     }
-}
-LOOP_BY_TYPE(low_rank, LowRank)
-
-EXPORT void low_rank_products(int64_t type, const void *values, int64_t rows, int64_t columns, int64_t groups,
-                              const void *right, void *of_rows, const void *left, void *of_columns, float scale,
-                              int threads) {
-    LowRank arguments = {.type = type, .values = values, .rows = rows, .columns = columns, .groups = groups,
-                         .right = right, .left = left, .of_rows = of_rows, .of_columns = of_columns, .scale = scale};
-    in_shares(threads, low_rank_loop, &arguments, rows);
+    for (int64_t i = 0; right && i < rows * rank; i += 16)
+        store_fp32(of_rows + i, 0xffff, mul(load_fp32(of_rows + i, 0xffff), broadcast(scale)));
 }
 
 #define OUTPUT_ROWS 4
 
-/* Add left @ right to `count` rows of the output, for the registers of 16 columns from `column` on. */
-INLINE void add_to_rows(const LowRank *args, int64_t row, int64_t column, lanes active, int type, const int count,
-                        const int registers) {
-    const int64_t columns = args->columns, depth = 16 * args->groups;
+/* Add left @ right to `count` rows of the output, for `registers` registers of 16 columns. Rows of `output` and `right`
+ * are `columns` elements apart. */
+INLINE void add_to_block(void *output, int64_t offset, int64_t columns, const float *left, const float *right,
+                         int64_t rank, lanes active, int type, const int count, const int registers) {
     vec sum[OUTPUT_ROWS][2];
 #pragma GCC unroll 4
     for (int i = 0; i < count; i++)
 #pragma GCC unroll 2
         for (int j = 0; j < registers; j++)
-            sum[i][j] = load(args->output, (row + i) * columns + column + 16 * j, active, type);
-    for (int64_t k = 0; k < depth; k++) {
+            sum[i][j] = load(output, offset + i * columns + 16 * j, active, type);
+    for (int64_t k = 0; k < rank; k++) {
         vec factor[2];
 #pragma GCC unroll 2
         for (int j = 0; j < registers; j++)
-            factor[j] = load_fp32(args->right + k * columns + column + 16 * j, active);
+            factor[j] = load_fp32(right + k * columns + 16 * j, active);
 #pragma GCC unroll 4
         for (int i = 0; i < count; i++) {
-            vec value = broadcast(args->left[(row + i) * depth + k]);
+            vec value = broadcast(left[i * rank + k]);
 #pragma GCC unroll 2
             for (int j = 0; j < registers; j++)
                 sum[i][j] = mul_add(value, factor[j], sum[i][j]);
@@ -142,32 +166,80 @@ INLINE void add_to_rows(const LowRank *args, int64_t row, int64_t column, lanes 
     for (int i = 0; i < count; i++)
 #pragma GCC unroll 2
         for (int j = 0; j < registers; j++)
-            store(args->output, (row + i) * columns + column + 16 * j, active, sum[i][j], type);
+            store(output, offset + i * columns + 16 * j, active, sum[i][j], type);
 }
 
-/* A panel of `right` stays in L1 while it is multiplied by ROWS rows. */
-INLINE void add_low_rank_rows(const LowRank *args, int64_t begin, int64_t end, int thread, int type) {
-    for (int64_t first_row = begin; first_row < end; first_row += ROWS)
-        for (int64_t first = 0; first < args->columns; first += 2 * PANEL) {
-            const int64_t last_row = min64(end, first_row + ROWS), last = min64(args->columns, first + 2 * PANEL);
-            int64_t row = first_row;
-            for (; row + OUTPUT_ROWS <= last_row; row += OUTPUT_ROWS) {
-                int64_t column = first;
-                for (; column + 32 <= last; column += 32)
-                    add_to_rows(args, row, column, 0xffff, type, OUTPUT_ROWS, 2);
-                for (; column < last; column += 16)
-                    add_to_rows(args, row, column, first_lanes(last - column), type, OUTPUT_ROWS, 1);
-            }
-            for (; row < last_row; row++)
-                REGISTERS(column, active, first, last, { add_to_rows(args, row, column, active, type, 1, 1); });
+/* Add left @ right to up to ROWS rows of the output; `right` is (rank, columns), and a panel of it stays in L1. */
+INLINE void add_to_rows(void *output, int64_t rows, int64_t columns, const float *left, const float *right,
+                        int64_t rank, int type) {
+    for (int64_t first = 0; first < columns; first += 2 * PANEL) {
+        const int64_t end = min64(columns, first + 2 * PANEL);
+        int64_t row = 0;
+        for (; row + OUTPUT_ROWS <= rows; row += OUTPUT_ROWS) {
+            int64_t column = first;
+            for (; column + 32 <= end; column += 32)
+                add_to_block(output, row * columns + column, columns, left + row * rank, right + column, rank, 0xffff,
+                             type, OUTPUT_ROWS, 2);
+            for (; column < end; column += 16)
+                add_to_block(output, row * columns + column, columns, left + row * rank, right + column, rank,
+                             first_lanes(end - column), type, OUTPUT_ROWS, 1);
         }
+        for (; row < rows; row++)
+            REGISTERS(column, active, first, end, {
+                add_to_block(output, row * columns + column, columns, left + row * rank, right + column, rank, active,
+                             type, 1, 1);
+            });
+    }
 }
-LOOP_BY_TYPE(add_low_rank_rows, LowRank)
 
-/* output += left @ right, where `right` is (16 * groups, columns). */
-EXPORT void add_low_rank(int64_t type, void *output, const void *left, const void *right, int64_t rows, int64_t columns,
-                         int64_t groups, int threads) {
-    LowRank arguments = {.type = type, .output = output, .rows = rows, .columns = columns, .groups = groups,
-                         .right = right, .left = left};
-    in_threads(threads, add_low_rank_rows_loop, &arguments, rows);
+INLINE const void *row_of(const void *matrix, int64_t row, int64_t columns, int type) {
+    return (const char *)matrix + row * columns * (type == FP32 ? 4 : 2);
+}
+
+INLINE void low_rank_forward(const Layer *args, int64_t begin, int64_t end, int thread, int type) {
+    const int64_t rank = args->rank;
+    for (int64_t row = begin; row < end; row += ROWS) {
+        const int64_t rows = min64(ROWS, end - row);
+        float *low = args->low + row * rank;
+        multiply_rows(row_of(args->input, row, args->inputs, type), rows, args->inputs, rank, args->down, args->scale,
+                      low, 0, 0, type);
+        add_to_rows((void *)row_of(args->output, row, args->outputs, type), rows, args->outputs, low, args->up, rank,
+                    type);
+    }
+}
+LOOP_BY_TYPE(low_rank_forward, Layer)
+
+/* low = scale * input @ down and output += low @ up, with `down` as (groups, inputs, 16) and `up` as (rank, outputs). */
+EXPORT void low_rank_output(int64_t type, void *output, const void *input, const void *down, const void *up, void *low,
+                            int64_t rows, int64_t inputs, int64_t outputs, int64_t rank, float scale, int threads) {
+    Layer arguments = {.type = type, .output = output, .input = input, .down = down, .up = up, .low = low,
+                       .inputs = inputs, .outputs = outputs, .rank = rank, .scale = scale};
+    in_threads(threads, low_rank_forward_loop, &arguments, rows);
+}
+
+INLINE void low_rank_backward(const Layer *args, int64_t begin, int64_t end, int thread, int type) {
+    const int64_t rank = args->rank, inputs = args->inputs, outputs = args->outputs;
+    float *up_sums = args->sums + thread * rank * (inputs + outputs), *down_sums = up_sums + rank * outputs;
+    for (int64_t row = begin; row < end; row += ROWS) {
+        const int64_t rows = min64(ROWS, end - row);
+        float *grad_low = args->grad_low + row * rank;
+        multiply_rows(row_of(args->grad, row, outputs, type), rows, outputs, rank, args->up, args->scale, grad_low,
+                      args->low + row * rank, up_sums, type);
+        multiply_rows(row_of(args->input, row, inputs, type), rows, inputs, rank, 0, 0, 0, grad_low, down_sums, type);
+        if (args->grad_input)
+            add_to_rows((void *)row_of(args->grad_input, row, inputs, type), rows, inputs, grad_low, args->down, rank,
+                        type);
+    }
+}
+LOOP_BY_TYPE(low_rank_backward, Layer)
+
+/* grad_low = scale * grad @ up and grad_input += grad_low @ down, with `up` as (groups, outputs, 16) and `down` as (rank,
+ * inputs); grad.T @ low and input.T @ grad_low are added to the thread's sums, which must be zeros. */
+EXPORT void low_rank_gradients(int64_t type, const void *grad, const void *input, const void *low, const void *down,
+                               const void *up, void *grad_low, void *grad_input, void *sums, int64_t rows,
+                               int64_t inputs, int64_t outputs, int64_t rank, float scale, int threads) {
+    Layer arguments = {.type = type, .grad = grad, .input = input, .low = (float *)low, .down = down, .up = up,
+                       .grad_low = grad_low, .grad_input = grad_input, .sums = sums, .inputs = inputs,
+                       .outputs = outputs, .rank = rank, .scale = scale};
+    in_shares(threads, low_rank_backward_loop, &arguments, rows);
 }
