@@ -15,7 +15,12 @@ from torch.nn import functional
 from ftcluster_kernels import simd
 from ftcluster_kernels.derivatives import by_torch, needs_torch
 from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
-from ftcluster_kernels.low_rank_products import adapter_gradients, add_adapter_, fits_loops
+from ftcluster_kernels.low_rank_products import (
+    GROUP,
+    adapter_gradients,
+    add_adapter_,
+    fits_loops,
+)
 from ftcluster_kernels.nf4 import Nf4Weight, dense, dtype_of, linear_in_nf4
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.products import (
@@ -162,7 +167,7 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
         ctx.weight, ctx.scale, ctx.factors = weight, scale, (down, up)
         on_tiles = takes_adapter(flat, right, bias, down.T, up.T)
         ctx.by_loops = not on_tiles and fits_loops(len(down), flat, right, down, up)
-        if ctx.by_loops:
+        if ctx.by_loops and flat.dtype == torch.bfloat16:
             output = product(flat, right, bias)
             low = add_adapter_(output, flat.contiguous(), down, up, scale)
         else:
@@ -170,6 +175,8 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
                 more = -len(down) % MULTIPLE
                 down, up = functional.pad(down, (0, 0, 0, more)), functional.pad(up, (0, more))
             output, low = product_with_adapter(flat, right, bias, down.T, up.T, scale)
+            if ctx.by_loops:  # in fp32, only the loops of the backward pass are faster than MKL
+                low = functional.pad(low, (0, -len(down) % GROUP))
         ctx.save_for_backward(input, down, up, low)
         return output.unflatten(0, input.shape[:-1])
 

@@ -75,7 +75,7 @@ def adapter_gradients(
 
     Args:
         grad, input: contiguous, shapes (rows, outputs) and (rows, inputs).
-        low: result of `add_adapter_`.
+        low: result of `add_adapter_`, contiguous.
         grad_input: gradient of the layer's input without the adapter, contiguous, shape (rows,
             inputs); the adapter's part is added in place. None if it is not needed.
 
