@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, set_seed
 from transformers.models.auto import CONFIG_MAPPING
 from transformers.utils import logging
 
-from bench.engine_run import WARM_UP, WORLD, Clock, products
+from bench.engine_run import WARM_UP, WORLD, Clock, Limit, counted_seconds
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Recipe, Training
@@ -92,21 +92,23 @@ def main() -> int:
         write_inputs(folder, prepare(job))
     inputs = read_inputs(folder)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    clock, evaluates = Clock(None), options.get("evaluate")
+    evaluates = options.get("evaluate")
     task, model, samples = load(job, inputs)
     train_set = samples.pop(TRAIN)
-    found: dict[str, Any] = {
-        "products": products(shapes_of(model.base_model), torch.bfloat16),
-        "flop_per_token": flop_per_token(model, train_set, options["lora_r"] is not None),
-    }
+    limit = Limit(shapes_of(model.base_model), torch.bfloat16)
+    clock = Clock(None, limit.measure)
+    found: dict[str, Any] = {"flop_per_token": flop_per_token(model, train_set, options["lora_r"])}
     if options["engine"] == "ours":
         model, tokens = ours(job, task, model, train_set, clock)
     else:
         del model
         model, tokens = trl(job, inputs, clock, options.get("group_by_length", False))
-    for name, times in (("second", clock.times), ("cpu_second", clock.cpu_times)):
-        seconds = times[-1] - times[WARM_UP - 1]
-        found[f"tokens_per_{name}"] = sum(tokens[WARM_UP : len(times)]) / seconds
+    counted = sum(tokens[WARM_UP : len(clock.times)])
+    for name, begins, ends in (
+        ("second", clock.begins, clock.times), ("cpu_second", clock.cpu_begins, clock.cpu_times)
+    ):  # fmt: skip
+        found[f"tokens_per_{name}"] = counted / counted_seconds(begins, ends)
+    found["products"] = limit.rate(WARM_UP - 1)
     found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if evaluates:
         found["loss"] = evaluate(task, model.float(), samples, WORLD, False).metrics["loss"]
@@ -150,16 +152,26 @@ def shapes_of(base: Any) -> list[tuple[int, int, int]]:
     return [(1024, one.in_features, one.out_features) for one in linear]
 
 
-def flop_per_token(model: PreTrainedModel, train_set: Samples, frozen: bool) -> float:
-    """Return the operations per token in matmuls with weights, without the adapters' matmuls.
+def flop_per_token(model: PreTrainedModel, train_set: Samples, lora_r: int | None) -> float:
+    """Return the operations per token in matmuls with weights, without attention.
+
+    A trained weight takes 6 operations per token and element: 2 in the forward pass, 2 for the
+    gradient of the layer's input, and 2 for its own gradient. A frozen weight takes 4.
 
     Args:
-        frozen: True if only the layers' inputs have gradients, and weights have none.
+        model: model without adapters.
+        lora_r: rank of adapters, which all layers of the model get except the output layer; None
+            if all weights are trained.
     """
-    head = model.get_output_embeddings().weight.numel()
+    shapes = matmul_shapes(model)
+    head = model.get_output_embeddings().weight
     target_share = sum(train_set.lengths("targets")) / sum(train_set.lengths("input_ids"))
-    weights = weights_of(matmul_shapes(model)) - (1 - target_share) * head
-    return (4 if frozen else 6) * weights
+    weights = weights_of(shapes) - (1 - target_share) * head.numel()
+    if lora_r is None:
+        return 6 * weights
+    shapes[tuple(head.shape)] -= 1
+    of_adapters = sum(lora_r * sum(shape) * count for shape, count in shapes.items())
+    return 4 * weights + 6 * of_adapters
 
 
 def ours(

@@ -5,7 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers.pytorch_utils import Conv1D
 
 from ftcluster_common.recipe import Training
@@ -23,6 +28,7 @@ from ftcluster_train.patching.batch_context import (
 )
 from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.rows import Rows
+from ftcluster_train.patching.shared_entries import FUSED_RMS_NORMS
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
 
 TOKENS = torch.tensor([[2, 5, 6, 3, 0, 0], [2, 7, 3, 0, 0, 0], [2, 8, 9, 4, 6, 3]])
@@ -163,3 +169,27 @@ def test_gradients_go_to_the_optimizer_of_the_context_that_was_entered() -> None
             step.backward(layer(x).sum(), last=True)
         found = step.gradients.wait()[step.weights.layout.slices[layer.weight]].view(64, 64)
         torch.testing.assert_close(found, x.sum(0).unsqueeze(1).expand(64, 64))
+
+
+@pytest.mark.needs("avx2", "compiler")
+def test_layers_of_a_decoder_read_the_rounded_copies_of_their_norms() -> None:
+    """A norm's output is rounded once, not once for each of the layers that read it."""
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=32, num_attention_heads=2, num_hidden_layers=2,
+        intermediate_size=32,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    FUSED_RMS_NORMS.apply(model)
+    with KernelMode(context=context_of(model)), torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(torch.arange(8).unsqueeze(0)).last_hidden_state
+    nodes, waiting = set(), [hidden.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            waiting += [parent for parent, _ in node.next_functions]
+    names = [node.name() for node in nodes]
+    assert names.count("_RoundBackward") == 4  # before attention and before the MLP of each layer

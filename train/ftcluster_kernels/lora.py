@@ -12,12 +12,20 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ftcluster_kernels import simd
 from ftcluster_kernels.derivatives import by_torch, needs_torch
 from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
+from ftcluster_kernels.low_rank_products import (
+    GROUP,
+    adapter_gradients,
+    add_adapter_,
+    fits_loops,
+)
 from ftcluster_kernels.nf4 import Nf4Weight, dense, dtype_of, linear_in_nf4
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.products import (
     MULTIPLE,
+    product,
     product_of_columns,
     product_with_adapter,
     takes_adapter,
@@ -157,10 +165,18 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
         ctx.sums = sums
         flat, right = input.flatten(0, -2), dense(weight).T
         ctx.weight, ctx.scale, ctx.factors = weight, scale, (down, up)
-        if takes_adapter(flat, right, bias, down.T, up.T):
-            more = -len(down) % MULTIPLE
-            down, up = functional.pad(down, (0, 0, 0, more)), functional.pad(up, (0, more))
-        output, low = product_with_adapter(flat, right, bias, down.T, up.T, scale)
+        on_tiles = takes_adapter(flat, right, bias, down.T, up.T)
+        ctx.by_loops = not on_tiles and fits_loops(len(down), flat, right, down, up)
+        if ctx.by_loops and flat.dtype == torch.bfloat16:
+            output = product(flat, right, bias)
+            low = add_adapter_(output, flat.contiguous(), down, up, scale)
+        else:
+            if on_tiles:
+                more = -len(down) % MULTIPLE
+                down, up = functional.pad(down, (0, 0, 0, more)), functional.pad(up, (0, more))
+            output, low = product_with_adapter(flat, right, bias, down.T, up.T, scale)
+            if ctx.by_loops:  # in fp32, only the loops of the backward pass are faster than MKL
+                low = functional.pad(low, (0, -len(down) % GROUP))
         ctx.save_for_backward(input, down, up, low)
         return output.unflatten(0, input.shape[:-1])
 
@@ -178,13 +194,22 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
             )
             return of_input, None, None, of_down, of_up, None, None
         flat, grad = input.flatten(0, -2), grad_output.flatten(0, -2)
-        if ctx.needs_input_grad[0]:
-            grad_input, grad_low = product_with_adapter(grad, right, None, up, down, ctx.scale)
-            grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
+        if ctx.by_loops:
+            grad = simd.in_order(grad)
+            grad_input = product(grad, right) if ctx.needs_input_grad[0] else None
+            of_down, of_up = adapter_gradients(
+                grad, flat.contiguous(), low, down, up, ctx.scale, grad_input
+            )
         else:
-            grad_input, grad_low = None, (grad @ up).mul_(ctx.scale)
-        of_down = _to_sums(ctx.sums[0], ctx.factors[0], product_of_columns(flat, grad_low).T)
-        of_up = _to_sums(ctx.sums[1], ctx.factors[1], product_of_columns(grad, low))
+            if ctx.needs_input_grad[0]:
+                grad_input, grad_low = product_with_adapter(grad, right, None, up, down, ctx.scale)
+            else:
+                grad_input, grad_low = None, (grad @ up).mul_(ctx.scale)
+            of_down, of_up = product_of_columns(flat, grad_low).T, product_of_columns(grad, low)
+        if grad_input is not None:
+            grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
+        of_down = _to_sums(ctx.sums[0], ctx.factors[0], of_down)
+        of_up = _to_sums(ctx.sums[1], ctx.factors[1], of_up)
         return grad_input, None, None, of_down, of_up, None, None
 
 
@@ -194,6 +219,6 @@ def _to_sums(
     """Add a gradient without its padding to the weight's sums; without sums, return it."""
     gradient, sums = gradient[: len(weight), : weight.shape[1]], unless_hooked(sums, weight)
     if sums is None:
-        return gradient.to(weight.dtype)
+        return gradient.to(weight.dtype, memory_format=torch.contiguous_format)
     sums.add(gradient, 1.0)
     return None

@@ -133,7 +133,9 @@ def rms_norm(
         The output in the wider dtype of input and weight.
     """
     output = norm(input.float(), weight.float(), None, epsilon, centered=False, copies=copies)
-    return output.to(torch.promote_types(input.dtype, weight.dtype))
+    dtype = torch.promote_types(input.dtype, weight.dtype)
+    # even a conversion without effect would drop the copy, see `KernelMode`
+    return output if dtype == torch.float32 else output.to(dtype)
 
 
 class _Copy:

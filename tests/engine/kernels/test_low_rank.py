@@ -1,5 +1,6 @@
 """A linear layer with an adapter equals the formula in fp64, except for rounding."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,12 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftcluster_kernels import products
+from ftcluster_kernels import lora, low_rank_products, products, simd
+from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_kernels.gradient_sums import make_sums
 from ftcluster_kernels.lora import Adapter, linear_with_adapter
-from tests.engine.drawn import check_near, dtypes, tensors, unit
+from ftcluster_kernels.low_rank_products import fits_loops, uses_pairs
+from tests.engine.drawn import LIBRARIES, check_near, dtypes, tensors, unit
 
 BF16 = torch.bfloat16
+HAS_BF16 = "avx512_bf16" in cpuinfo_field("flags").split()
 wide = st.sampled_from([32, 64, 96])  # sizes for which tiles are used
 
 
@@ -23,6 +27,41 @@ def test_output_and_gradients(
     scale: float, data: Any,
 ) -> None:  # fmt: skip
     check(tokens, inputs, outputs, rank, dtype, biased, scale, data)
+
+
+@pytest.mark.needs("avx2", "compiler")
+@pytest.mark.parametrize("library", LIBRARIES)
+@given(st.integers(1, 100), st.integers(1, 300), st.integers(1, 300), st.integers(1, 32), dtypes,
+       st.booleans(), st.booleans(), st.sampled_from([1.0, 2.0, 0.3]), st.sampled_from([1, 3]),
+       st.data())  # fmt: skip
+def test_in_loops(
+    library: str, tokens: int, inputs: int, outputs: int, rank: int, dtype: torch.dtype,
+    biased: bool, in_pairs: bool, scale: float, threads: int, data: Any,
+) -> None:  # fmt: skip
+    """The sizes cross the ends of registers, blocks and panels."""
+    in_pairs &= HAS_BF16 and library == "libavx512.so" and dtype == BF16
+    if in_pairs:
+        inputs, outputs = inputs + inputs % 2, outputs + outputs % 2
+    loaded, before = simd.load(Path(simd.__file__).with_name(library)), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(simd, "FEW_ELEMENTS", 0)
+            patch.setattr(simd, "loaded_library", lambda: loaded)
+            patch.setattr(lora, "takes_adapter", lambda *_: False)
+            patch.setattr(low_rank_products, "fma_dtypes", lambda: {BF16} if in_pairs else {})
+            assert fits_loops(rank, torch.empty(1, dtype=dtype))
+            assert uses_pairs(dtype, inputs, outputs) == in_pairs
+            check(tokens, inputs, outputs, rank, dtype, biased, scale, data)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_ranks_and_tensors_without_loops() -> None:
+    assert not fits_loops(33, torch.empty(1))
+    assert not fits_loops(0, torch.empty(1))
+    assert not fits_loops(16, torch.empty(1), torch.empty(1, dtype=BF16))
+    assert not fits_loops(16, torch.empty(1, device="meta"))
 
 
 @pytest.mark.needs("amx", "compiler")
