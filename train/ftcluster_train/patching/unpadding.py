@@ -59,6 +59,11 @@ def _change(stack: nn.Module) -> None:
 UNPADDING = ObjectPatch(_stacks, _change)
 
 
+def skips_padding(model: nn.Module) -> bool:
+    """Return True if UNPADDING was applied to a model, so that its layers skip padding."""
+    return any(_unpad in module._forward_pre_hooks.values() for module in model.modules())
+
+
 class _Chosen(torch.autograd.Function):  # type: ignore[misc]
     """Selects rows of a tensor of shape (rows, columns)."""
 
