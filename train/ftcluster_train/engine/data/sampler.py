@@ -29,9 +29,10 @@ MIN_GROUPS = 4
 # 256, 1.03 with 512, and 0.84 with 2048. With faster matrix multiplications (AMX, many threads), a
 # pass costs as much as a larger number of tokens.
 PASS_TOKENS = 256
-# Time of a token of padding, relative to other tokens, if the layers skip padding: only the
-# embeddings compute it (bench/notes/speed.md).
-SKIPPED_PADDING = 1 / 32
+# Time of a token of padding, relative to other tokens, if a model's embeddings and layers skip
+# padding: the outputs for padding are written and pooled as zeros. The limit of memory counts too:
+# with MiniLM's width, the padding that a pass may have takes 50 MB in fp32.
+SKIPPED_PADDING = 1 / 128
 # Type code (module array) of sample indices. Every rank keeps the sample order of an epoch in
 # memory, and a list of Python integers would need ten times as many bytes.
 INDEX = "I"
