@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -50,7 +51,6 @@ CLASSES = (
     AutoModel, AutoModelForMaskedLM, AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification, AutoModelForTokenClassification,
 )  # fmt: skip
-torch_embedding = functional.embedding
 LENGTHS = (61, 7, 90, 1, 90)
 
 
@@ -102,17 +102,26 @@ def gradients(
     return loss.item(), found
 
 
+Lookups = list[tuple[torch.Tensor, int]]
+
+
+class _Lookups(TorchFunctionMode):  # type: ignore[misc]
+    """Records the table and the number of rows of each lookup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Lookups = []
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.embedding:
+            self.found.append((args[1], args[0].numel()))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.fixture
-def lookups(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, int]]:
-    """Record the table and the number of rows of each lookup."""
-    found: list[tuple[torch.Tensor, int]] = []
-
-    def embedding(input: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
-        found.append((weight, input.numel()))
-        return torch_embedding(input, weight, *others)
-
-    monkeypatch.setattr(functional, "embedding", embedding)
-    return found
+def lookups() -> Iterator[Lookups]:
+    with _Lookups() as mode:
+        yield mode.found
 
 
 @pytest.fixture
@@ -136,7 +145,7 @@ def test_loss_and_gradients_are_those_of_transformers(
     of: Any,
     embeds: bool,
     unpadded: list[Sequence[int]],
-    lookups: list[tuple[torch.Tensor, int]],
+    lookups: Lookups,
 ) -> None:
     torch.manual_seed(3)
     for mask in masks():
@@ -211,9 +220,7 @@ def test_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
-def test_positions_are_those_of_the_caller(
-    kind: str, lookups: list[tuple[torch.Tensor, int]]
-) -> None:
+def test_positions_are_those_of_the_caller(kind: str, lookups: Lookups) -> None:
     mask = next(masks())
     positions = torch.randint(2, 100, mask.shape, generator=torch.Generator().manual_seed(4))
     outputs = []
@@ -236,7 +243,7 @@ def test_positions_are_those_of_the_caller(
 
 
 def test_layers_that_get_other_hidden_states_than_the_embeddings(
-    lookups: list[tuple[torch.Tensor, int]],
+    lookups: Lookups,
 ) -> None:
     """ELECTRA's small models project the embeddings before the layers."""
     mask = next(masks())
