@@ -19,6 +19,7 @@ from ftcluster_train.patching.attention import takes_documents
 from ftcluster_train.patching.batch_context import current_rows
 from ftcluster_train.patching.registry import ObjectPatch
 from ftcluster_train.patching.rows import Rows
+from ftcluster_train.patching.skipped_rows import why_not_skipped
 
 # keys: model types whose attention uses no positions; values: class of the stack of layers
 STACKS = {
@@ -63,8 +64,9 @@ UNPADDING = ObjectPatch(_stacks, _change)
 
 
 def skips_padding(model: nn.Module) -> bool:
-    """Return True if UNPADDING was applied to a model, so that its layers skip padding."""
-    return any(_unpad in module._forward_pre_hooks.values() for module in model.modules())
+    """Return True if UNPADDING was applied to a model, and no part of it may read padding."""
+    changed = any(_unpad in module._forward_pre_hooks.values() for module in model.modules())
+    return changed and not why_not_skipped(model)
 
 
 def _embeddings(model: nn.Module) -> Iterator[nn.Module]:
