@@ -37,6 +37,10 @@ class Rows:
         self.embeds = False
         self._embedded: tuple[torch.Tensor, torch.Tensor] | None = None
 
+    def embed_tokens(self) -> None:
+        """Make the embeddings compute only the rows of `tokens`."""
+        self.embeds = True
+
     def keep_embedded(self, padded: torch.Tensor, embedded: torch.Tensor) -> None:
         """Keep the embeddings of the rows of `tokens`, from which `padded` was made."""
         self.embeds, self._embedded = False, (padded, embedded)

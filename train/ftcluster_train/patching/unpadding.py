@@ -177,7 +177,7 @@ def _embed_tokens(
         name: values.expand(rows.shape).flatten()[rows.tokens].unsqueeze(0)
         for name, values in given.items()
     }
-    rows.embeds = True
+    rows.embed_tokens()
     return (), chosen
 
 
