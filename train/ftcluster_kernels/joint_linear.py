@@ -71,7 +71,8 @@ class _JointLinear(torch.autograd.Function):  # type: ignore[misc]
         weights = parameters[: len(parameters) // 2]
         ctx.save_for_backward(input, *parameters)
         ctx.sums, ctx.sizes = sums, list(map(len, weights))
-        return product(input, weight.T, bias).split(ctx.sizes, -1)
+        outputs: tuple[torch.Tensor, ...] = product(input, weight.T, bias).split(ctx.sizes, -1)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
