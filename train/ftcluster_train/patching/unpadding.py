@@ -6,6 +6,7 @@ embeddings in front of the layers can skip padding too; their output for padding
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -31,6 +32,7 @@ STACKS = {
     "xlm-roberta": "XLMRobertaEncoder",
 }
 ATTENTIONS = ("sdpa", "ftcluster")  # implementations that call torch's function, which is patched
+POSITIONS = "create_position_ids_from_input_ids"  # function of the relatives of RoBERTa
 UNKNOWN = ("encoder_hidden_states", "past_key_values")
 
 
@@ -165,7 +167,10 @@ def _embed_tokens(
     rows = current_rows()
     if rows is None or not _can_skip(rows):
         return None
-    call = _signature(type(embeddings).forward).bind(embeddings, *args, **kwargs).arguments
+    signature = _signature(type(embeddings).forward)
+    if "position_ids" not in signature.parameters:  # DistilBERT in transformers 4
+        return None
+    call = signature.bind(embeddings, *args, **kwargs).arguments
     given = {name: value for name, value in list(call.items())[1:] if value is not None}
     tokens, past = given.get("input_ids"), given.pop("past_key_values_length", 0)
     known = given.keys() <= {"input_ids", "token_type_ids", "position_ids"}
@@ -183,10 +188,10 @@ def _embed_tokens(
 
 def _positions_of(embeddings: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Return the positions that the model itself gives to the tokens of a padded batch."""
-    if hasattr(embeddings, "create_position_ids_from_input_ids"):  # the relatives of RoBERTa
-        positions: torch.Tensor = embeddings.create_position_ids_from_input_ids(
-            tokens, embeddings.padding_idx
-        )
+    places = embeddings, sys.modules[type(embeddings).__module__]  # transformers 5 and 4
+    functions = (getattr(place, POSITIONS, None) for place in places)
+    if (function := next(filter(None, functions), None)) is not None:
+        positions: torch.Tensor = function(tokens, embeddings.padding_idx)
         return positions
     return torch.arange(tokens.shape[1], dtype=torch.int64, device="cpu").unsqueeze(0)
 
