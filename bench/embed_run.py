@@ -21,12 +21,11 @@ from bench.engine_run import (
     WARM_UP,
     WORLD,
     Clock,
-    Limit,
     batch_tokens,
     counted_seconds,
     length_share,
-    products_of,
 )
+from bench.matmul_limit import Limit, operations_of
 from bench.sft_run import shapes_of
 from ftcluster_common.data.columns import search_texts
 from ftcluster_common.data.data_files import TRAIN
@@ -61,7 +60,7 @@ def main() -> int:
     limit = Limit(shapes_of(model.base_model), DTYPES[job.precision])
     clock, share = Clock(None, limit.measure), 1.0
     found: dict[str, Any] = {
-        "flop_per_pair": 6 * products_of(model, train_set, job.recipe) / len(train_set),
+        "flop_per_pair": operations_of(model, train_set, job.recipe) / len(train_set),
     }
     if options["engine"] == "ours":
         lengths = task.lengths(train_set)

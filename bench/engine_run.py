@@ -16,10 +16,9 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,13 +36,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from bench.matmul_limit import Limit, operations_of
 from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.lm import CausalLm, MaskedLm
 from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_common.tasks.seq2seq import Seq2SeqLm
 from ftcluster_common.tasks.spec import Adapters
-from ftcluster_kernels.private_torch import has_onednn_linear, onednn_linear
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.adapters import add_adapters
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
@@ -56,7 +55,6 @@ from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.health.host_benchmark import matmul_shapes, weights_of
 from ftcluster_train.patching.patch_model import Optimizations
 from ftcluster_train.patching.unpadding import STACKS
 
@@ -135,7 +133,7 @@ def main() -> int:
     task, model, samples = load(job, read_inputs(run_dir))
     train_set = samples.pop("train")
     lengths = task.lengths(train_set)
-    operations = 6 * products_of(model, train_set, recipe)
+    operations = operations_of(model, train_set, recipe)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     way = _stock if options["engine"] == "stock" else _ours
     if adapters := job.recipe.adapters:
@@ -182,25 +180,6 @@ def counted_seconds(begins: list[float], ends: list[float]) -> float:
     return sum(end - begin for begin, end in steps)
 
 
-def products_of(model: Any, train_set: Samples, recipe: Recipe) -> float:
-    """Return the matmuls with weights in a pass over all samples."""
-    read = sum(train_set.lengths("input_ids"))
-    if not model.config.is_encoder_decoder:
-        weights: float = weights_of(matmul_shapes(model))
-        if isinstance(recipe.options, MaskedLm):  # unmasked tokens need no logits
-            head = model.get_output_embeddings().weight.numel()
-            weights -= (1 - recipe.options.mlm_probability) * head
-        return read * weights
-    written, total = sum(train_set.lengths("labels")), 0.0
-    for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear):
-            # keys and values of the cross-attention belong to the encoder's tokens
-            of_source = "decoder" not in name and "lm_head" not in name
-            of_source |= name.endswith(("EncDecAttention.k", "EncDecAttention.v"))
-            total += layer.weight.numel() * (read if of_source else written)
-    return total
-
-
 def versions() -> dict[str, str]:
     """Return the versions of the compared packages, as far as installed."""
     found = {}
@@ -224,52 +203,6 @@ def products(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> float:
         seconds += statistics.median(taken[2:])
         work += 2.0 * rows * inner * columns
     return work / seconds
-
-
-class Limit:
-    """Matmuls of these shapes, forward only, between the steps of a training.
-
-    On a shared machine the matmuls' rate changes by a tenth within minutes, so it is measured in
-    the same seconds as the steps. In fp32 torch has the kernels of MKL and oneDNN, and the faster
-    kernel for each shape counts.
-
-    Args:
-        shapes: rows, inner size and columns.
-    """
-
-    def __init__(self, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype) -> None:
-        self.factors = [
-            (torch.randn(rows, inner, dtype=dtype), torch.randn(columns, inner, dtype=dtype))
-            for rows, inner, columns in shapes
-        ]
-        self._work = sum(2.0 * rows * inner * columns for rows, inner, columns in shapes)
-        self._kernels: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
-            torch.nn.functional.linear
-        ]
-        if dtype == torch.float32 and has_onednn_linear(dtype):
-            self._kernels.append(lambda x, w: onednn_linear(x, w, w.new_zeros(len(w))))
-        self._seconds: list[list[list[float]]] = []  # seconds by step, kernel and shape
-
-    def measure(self) -> None:
-        """Compute each matmul once."""
-        with torch.no_grad():
-            self._seconds.append([[*map(partial(_seconds, kernel), self.factors)]
-                                  for kernel in self._kernels])  # fmt: skip
-
-    def rate(self, first: int) -> float:
-        """Return the operations per second, from a step on."""
-        steps = torch.tensor(self._seconds[first:], dtype=torch.float64)
-        best = steps.sum(0).amin(0)  # the best time of each shape
-        return self._work * len(steps) / float(best.sum())
-
-
-def _seconds(
-    kernel: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    factors: tuple[torch.Tensor, torch.Tensor],
-) -> float:
-    began = time.perf_counter()
-    kernel(*factors)
-    return time.perf_counter() - began
 
 
 def _with_adapters(model: Any, adapters: Adapters) -> Any:

@@ -30,7 +30,7 @@ from ftcluster_train.patching.shared_entries import (
     ROTARY_POSITIONS,
 )
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
-from ftcluster_train.patching.unpadding import UNPADDING
+from ftcluster_train.patching.unpadding import UNPADDED_EMBEDDINGS, UNPADDING
 from tests.engine.models import make_model
 from tests.engine.test_patching import Task
 from tests.programs import ROOT
@@ -47,6 +47,7 @@ OBJECTS: dict[str, tuple[bool, bool, Any]] = {
     "`apply_rotary_pos_emb`": (True, True, ROTARY_POSITIONS.guard),
     "rows that nothing reads": (True, True, SKIPPED_ROWS.guard),
     "layers of encoders: without padding": (True, True, UNPADDING.guard),
+    "embeddings of encoders: without padding": (True, False, UNPADDED_EMBEDDINGS.guard),
     "the last layer of a language model": (True, False, find_head),
     "AdamW and Adam: fused": (False, True, FUSED_ADAMW.guard),
 }
@@ -66,6 +67,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "layers of encoders: without padding": (
         "test_unpadding.py::test_loss_and_gradients_are_those_of_transformers",
         "test_unpadding.py::test_where_padding_stays",
+    ),
+    "embeddings of encoders: without padding": (
+        "test_unpadding.py::test_loss_and_gradients_are_those_of_transformers",
+        "test_unpadding.py::test_positions_are_those_of_the_caller",
     ),
     "the last layer of a language model": ("test_guards.py::test_heads_whose_logits_are_needed",),
     "AdamW and Adam: fused": ("test_fused_steps.py::test_layouts",),

@@ -78,6 +78,7 @@ def formula(embeddings: dict[int, torch.Tensor], scale: float, symmetric: bool) 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "PASS_TOKENS", 8)
+    monkeypatch.setattr(sampler, "SKIPPED_PADDING", 1)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -171,7 +172,8 @@ def gradients(
 
 
 def cases(rank: int, size: int, folder: Path) -> list[Any]:
-    sampler.PASS_TOKENS = 8  # set here, because this may be another process
+    # set here, because this may be another process
+    sampler.PASS_TOKENS, sampler.SKIPPED_PADDING = 8, 1
     return [
         gradients(rank, size, folder / name, rows, parts, symmetric)
         for name, rows, parts, symmetric in (
@@ -272,6 +274,43 @@ def test_a_model_learns_what_it_learns_in_fp64(
     for name, p in model.named_parameters():
         if p.grad is not None:
             assert torch.allclose(p.grad.double(), right[name].grad, rtol=0, atol=1e-5 * norm), name
+
+
+@pytest.mark.needs("avx2", "compiler")
+def test_one_pass_learns_what_groups_of_similar_length_learn(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a model's layers skip padding, all texts of a batch are computed together."""
+    rows = list(map(sample, ROWS))
+    found = []
+    for share, passes in ((1, 3), (1 / 128, 1)):
+        monkeypatch.setattr(sampler, "SKIPPED_PADDING", share)
+        job = make_job(tmp_path, "sentence-similarity")
+        task = make_task(job.recipe, make_tokenizer())
+        model = make_model("bert", "sentence-similarity", initializer_range=0.3).train()
+        task.check_model(model)
+        kernels = patch_model(model, task, True, Optimizations(), ProgressLog())
+        groups, _ = task.group_texts(rows)  # type: ignore[attr-defined]
+        assert len(groups) >= passes if passes > 1 else len(groups) == 1
+        loss, _ = loss_of(task, model, [rows], world, kernels)
+        found.append((loss, {n: p.grad for n, p in model.named_parameters()}))
+    (loss, wanted), (own_loss, gradients) = found
+    assert own_loss == pytest.approx(loss, rel=1e-5)
+    for name, gradient in wanted.items():
+        if gradient is not None:
+            torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_texts_are_grouped_if_a_part_of_the_model_may_read_padding(tmp_path: Path) -> None:
+    job = make_job(tmp_path, "sentence-similarity")
+    task = make_task(job.recipe, make_tokenizer())
+    model = make_model("bert", "sentence-similarity").train()
+    task.check_model(model)
+    model.encoder.layer[0].register_forward_hook(lambda *_: None)
+    patch_model(model, task, True, Optimizations(), ProgressLog())
+    sampler.SKIPPED_PADDING = 1 / 128  # `small_groups` sets it back
+    groups, _ = task.group_texts(list(map(sample, ROWS)))  # type: ignore[attr-defined]
+    assert len(groups) > 2
 
 
 def test_parts_have_the_same_dropout_twice(tmp_path: Path, world: World) -> None:

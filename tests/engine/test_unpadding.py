@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.nn import functional
 from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -22,7 +24,7 @@ from ftcluster_train.patching import unpadding
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
-from ftcluster_train.patching.unpadding import STACKS, UNPADDING
+from ftcluster_train.patching.unpadding import STACKS, UNPADDED_EMBEDDINGS, UNPADDING
 
 pytestmark = pytest.mark.needs("avx2", "compiler")
 CONFIGS = {
@@ -100,6 +102,28 @@ def gradients(
     return loss.item(), found
 
 
+Lookups = list[tuple[torch.Tensor, int]]
+
+
+class _Lookups(TorchFunctionMode):  # type: ignore[misc]
+    """Records the table and the number of rows of each lookup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Lookups = []
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.embedding:
+            self.found.append((args[1], args[0].numel()))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def lookups() -> Iterator[Lookups]:
+    with _Lookups() as mode:
+        yield mode.found
+
+
 @pytest.fixture
 def unpadded(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int]]:
     """Record the tokens of each batch that pass through the layers without padding."""
@@ -113,10 +137,15 @@ def unpadded(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int]]:
     return found
 
 
+@pytest.mark.parametrize("embeds", [False, True])
 @pytest.mark.parametrize("of", CLASSES, ids=lambda of: of.__name__)
 @pytest.mark.parametrize("kind", STACKS)
 def test_loss_and_gradients_are_those_of_transformers(
-    kind: str, of: Any, unpadded: list[Sequence[int]]
+    kind: str,
+    of: Any,
+    embeds: bool,
+    unpadded: list[Sequence[int]],
+    lookups: Lookups,
 ) -> None:
     torch.manual_seed(3)
     for mask in masks():
@@ -125,11 +154,18 @@ def test_loss_and_gradients_are_those_of_transformers(
         SKIPPED_ROWS.apply(model)
         assert UNPADDING.apply(model) == 1
         assert UNPADDING.apply(model) == 0
+        if embeds:
+            assert UNPADDED_EMBEDDINGS.apply(model) == 1
+            assert UNPADDED_EMBEDDINGS.apply(model) == 0
         unpadded.clear()
+        lookups.clear()
         own_loss, found = gradients(model, mask, ours=True)
         # classifiers whose first token is padding are not changed
         first_only = of is AutoModelForSequenceClassification and not mask[:, 0].all()
         assert unpadded == ([] if first_only else [mask.sum(1).tolist()])
+        words = model.get_input_embeddings().weight
+        tokens = int(mask.sum()) if embeds and not first_only else mask.numel()
+        assert [count for table, count in lookups if table is words] == [tokens]
         assert own_loss == pytest.approx(loss, rel=1e-5, abs=1e-5)
         assert found.keys() == wanted.keys()
         for name, grad in found.items():
@@ -181,6 +217,47 @@ def test_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
         error, of_stock = ((x[name] - exact[name]).norm() for x in (found, rounded))
         assert error <= 1.5 * of_stock + 1e-3 * exact[name].norm(), name
     assert [plan.documents for plan in tiles] in ([], [[*LENGTHS]] * 2)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
+def test_positions_are_those_of_the_caller(kind: str, lookups: Lookups) -> None:
+    mask = next(masks())
+    positions = torch.randint(2, 100, mask.shape, generator=torch.Generator().manual_seed(4))
+    outputs = []
+    for ours in (True, False):
+        model = make(kind, AutoModel).train()
+        if ours:
+            SKIPPED_ROWS.apply(model)
+            UNPADDING.apply(model)
+            UNPADDED_EMBEDDINGS.apply(model)
+        tokens = torch.randint(5, 100, mask.shape, generator=torch.Generator().manual_seed(5))
+        inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        lookups.clear()
+        with KernelMode([Attention(with_dropout=True).patch()] if ours else []):
+            hidden = model(**inputs).last_hidden_state
+        words = model.get_input_embeddings().weight
+        count = int(mask.sum()) if ours else mask.numel()
+        assert [number for table, number in lookups if table is words] == [count]
+        outputs.append(hidden[mask.bool()])
+    torch.testing.assert_close(*outputs, atol=2e-5, rtol=2e-4)
+
+
+def test_layers_that_get_other_hidden_states_than_the_embeddings(
+    lookups: Lookups,
+) -> None:
+    """ELECTRA's small models project the embeddings before the layers."""
+    mask = next(masks())
+    loss, wanted = gradients(make("electra", AutoModel, embedding_size=32), mask, ours=False)
+    model = make("electra", AutoModel, embedding_size=32)
+    SKIPPED_ROWS.apply(model)
+    UNPADDING.apply(model)
+    assert UNPADDED_EMBEDDINGS.apply(model) == 1
+    lookups.clear()
+    own_loss, found = gradients(model, mask, ours=True)
+    assert int(mask.sum()) in [count for _, count in lookups]
+    assert own_loss == pytest.approx(loss, rel=1e-5, abs=1e-5)
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, wanted[name], atol=2e-5, rtol=2e-4, msg=name)
 
 
 @pytest.fixture

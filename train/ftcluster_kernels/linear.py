@@ -6,7 +6,7 @@ Padding has no gradient in any layer, and a prompt has no gradient in the last l
 of zeros does not change the result, apart from rounding.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,9 +74,8 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         of_input, of_weight, of_bias, *_ = ctx.needs_input_grad
-        rows = input.flatten(0, -2)
         if needs_torch(grad_output):
-            grad = grad_output.reshape(-1, len(weight))
+            rows, grad = input.flatten(0, -2), grad_output.reshape(-1, len(weight))
             return (
                 grad_output @ weight if of_input else None,
                 grad.t() @ rows if of_weight else None,
@@ -85,26 +84,54 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
                 None,
             )
         grad = grad_output.resolve_neg().flatten(0, -2)
-        chosen = rows_with_gradient(grad)
-        if chosen is not None:
-            rows, grad = rows[chosen], grad[chosen]
-        grad_input = None
-        if of_input:
-            grad_input = product(grad, weight)
-            if chosen is None:
-                grad_input = grad_input.view(input.shape)
-            else:
-                grad_input = _at_rows(chosen, grad_input, input.shape[:-1])
-        grad_weight = None
-        if of_weight:  # the gradient must have the memory layout of the weight
-            in_order, sums = weight.is_contiguous(), unless_hooked(ctx.sums, weight)
-            factors = (grad, rows) if in_order else (rows, grad)
-            if sums is not None and sums.takes(*factors):
-                sums.add_product(*factors)
-            else:
-                of_factors = product_of_columns(*factors).to(weight.dtype)
-                grad_weight = of_factors if in_order else of_factors.T
-        return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None, None, None
+        needed, sums = Needed(of_input, of_weight, of_bias), unless_hooked(ctx.sums, weight)
+        return *gradients_of(grad, input, weight, sums, needed), None, None
+
+
+class Needed(NamedTuple):
+    """The gradients that a backward pass must compute."""
+
+    input: bool
+    weight: bool
+    bias: bool
+
+
+def gradients_of(
+    grad: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    sums: GradientSums | None,
+    needed: Needed,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients of a linear layer's input, weight and bias; None if not needed.
+
+    Args:
+        grad: gradient of the output, shape (rows, outputs).
+        input: input of the layer, shape (..., inputs), with `rows` rows.
+        sums: memory to which the weight's gradient is added, if it supports the factors; the
+            returned gradient is then None.
+    """
+    rows = input.flatten(0, -2)
+    chosen = rows_with_gradient(grad)
+    if chosen is not None:
+        rows, grad = rows[chosen], grad[chosen]
+    grad_input = None
+    if needed.input:
+        grad_input = product(grad, weight)
+        if chosen is None:
+            grad_input = grad_input.view(input.shape)
+        else:
+            grad_input = _at_rows(chosen, grad_input, input.shape[:-1])
+    grad_weight = None
+    if needed.weight:  # the gradient must have the memory layout of the weight
+        in_order = weight.is_contiguous()
+        factors = (grad, rows) if in_order else (rows, grad)
+        if sums is not None and sums.takes(*factors):
+            sums.add_product(*factors)
+        else:
+            of_factors = product_of_columns(*factors).to(weight.dtype)
+            grad_weight = of_factors if in_order else of_factors.T
+    return grad_input, grad_weight, _sum_of_rows(grad) if needed.bias else None
 
 
 def _at_rows(chosen: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -7,6 +7,7 @@ multiplications get bf16.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from ftcluster_train.patching.batch_context import (
     token_rows_for,
 )
 from ftcluster_train.patching.exact_heads import exact_linear
+from ftcluster_train.patching.joint_layers import JointLayers, reads_all
 from ftcluster_train.patching.registry import FunctionPatch, always
 from ftcluster_train.patching.skipped_rows import rows_read
 
@@ -144,6 +146,14 @@ def _row_gradients(weight: torch.Tensor) -> RowGradients | None:
     return (current_context() or NOTHING).sinks.rows.get(weight)
 
 
+def _in_dtype_of(weight: torch.Tensor, input: torch.Tensor, context: BatchContext) -> torch.Tensor:
+    """Return a layer's input in bf16 if its weight is in bf16."""
+    if input.dtype != torch.float32 or dtype_of(weight) != torch.bfloat16:
+        return input
+    rounded = None if context.copies is None else context.copies.of(input)
+    return input.to(torch.bfloat16) if rounded is None else rounded
+
+
 class Linear:
     """The function for linear layers; it reads the rounded copy of a norm's output if there is one.
 
@@ -156,6 +166,7 @@ class Linear:
 
     def __init__(self, head: torch.Tensor | None = None, head_factor: float = 1.0) -> None:
         self._head, self._head_factor = head, head_factor
+        self._joint = JointLayers()
 
     def patches(self) -> tuple[FunctionPatch, FunctionPatch]:
         """Return the patches of torch's function and of the function that GPT-2's layers use."""
@@ -169,6 +180,12 @@ class Linear:
     ) -> torch.Tensor:
         """Compute torch's linear function."""
         context = current_context() or NOTHING
+        layers = context.siblings.get(weight) if context.siblings else None
+        if (
+            layers is not None
+            and (output := self._of_siblings(context, layers, input, weight, bias)) is not None
+        ):
+            return output
         adapter = context.adapters.get(weight) if context.adapters else None
         rows = context.token_rows.get(weight) if context.token_rows else None
         if rows is not None:
@@ -190,15 +207,32 @@ class Linear:
         # check for an empty set first, because hashing a tensor calls a slow Python method
         if context.exact_weights and weight in context.exact_weights:
             return exact_linear(input, weight, bias)
-        if input.dtype == torch.float32 and dtype_of(weight) == torch.bfloat16:
-            rounded = None if context.copies is None else context.copies.of(input)
-            input = input.to(torch.bfloat16) if rounded is None else rounded
+        input = _in_dtype_of(weight, input, context)
         if adapter is not None:
             of_factors = context.sinks.sums.get(adapter.down), context.sinks.sums.get(adapter.up)
             return linear_with_adapter(input, weight, bias, adapter, of_factors)
         if type(weight) is Nf4Weight:
             return linear_in_nf4(input, weight, bias)
         return linear(input, weight, bias, rows_read(input), sums)
+
+    def _of_siblings(
+        self,
+        context: BatchContext,
+        layers: tuple[torch.nn.Linear, ...],
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Return the output of one of several layers with the same input, see `joint_layers`."""
+        first = layers[0]
+        if weight is not first.weight or bias is not first.bias:
+            return self._joint.take(input, weight, bias)
+        if not reads_all(context.rows):
+            return None
+        rounded = partial(_in_dtype_of, weight, context=context)
+        return self._joint.start(
+            layers, input, rounded, context.sinks.sums, context.pending_gathers
+        )
 
     def _addmm(self, bias: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         context = current_context() or NOTHING

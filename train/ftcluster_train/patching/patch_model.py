@@ -33,7 +33,7 @@ from ftcluster_train.patching.skipped_rows import (
     reads_only_first_token,
     why_not_skipped,
 )
-from ftcluster_train.patching.unpadding import UNPADDING
+from ftcluster_train.patching.unpadding import UNPADDED_EMBEDDINGS, UNPADDING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,6 +107,7 @@ def patch_model(
     SKIPPED_ROWS.apply(model)
     if reads_only_first_token(model) or not task.reads_padding:
         UNPADDING.apply(model)
+        UNPADDED_EMBEDDINGS.apply(model)
     if why := why_not_skipped(model):
         notice(why)
     kind = f"this {model.config.model_type} model"

@@ -20,6 +20,7 @@ class Rows:
         usual: rows that most layers compute; None means all rows.
         last: rows that layers after the last attention compute; None means all rows.
         read: rows that the current layer computes; None means all rows.
+        embeds: True while the embeddings compute only the rows of `tokens`.
     """
 
     def __init__(self, model: nn.Module, mask: torch.Tensor, classifies: bool, shown: bool) -> None:
@@ -33,6 +34,21 @@ class Rows:
         self.usual = self.read = self.real if classifies else None
         starts = torch.arange(len(mask), dtype=torch.int64, device="cpu") * mask.shape[1]
         self.last = starts if classifies else None
+        self.embeds = False
+        self._embedded: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def embed_tokens(self) -> None:
+        """Make the embeddings compute only the rows of `tokens`."""
+        self.embeds = True
+
+    def keep_embedded(self, padded: torch.Tensor, embedded: torch.Tensor) -> None:
+        """Keep the embeddings of the rows of `tokens`, from which `padded` was made."""
+        self.embeds, self._embedded = False, (padded, embedded)
+
+    def take_embedded(self, padded: torch.Tensor) -> torch.Tensor | None:
+        """Return the embeddings from which `padded` was made; None for any other tensor."""
+        kept, self._embedded = self._embedded, None
+        return kept[1] if kept is not None and kept[0] is padded else None
 
     def unpad(self) -> None:
         """Keep only the rows of `tokens`, as one sample of this length."""

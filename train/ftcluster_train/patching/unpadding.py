@@ -1,10 +1,14 @@
 """Makes an encoder's layers compute only the real tokens of a batch, as a row without padding.
 
 Attention treats the samples as packed sequences in a row; all other parts of a layer compute each
-token separately. For padding, the outputs of the layers are 0, so nothing may read them.
+token separately. For padding, the outputs of the layers are 0, so nothing may read them. The
+embeddings in front of the layers can skip padding too; their output for padding is then also 0.
 """
 
-from collections.abc import Iterator
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +20,7 @@ from ftcluster_train.patching.attention import takes_documents
 from ftcluster_train.patching.batch_context import current_rows
 from ftcluster_train.patching.registry import ObjectPatch
 from ftcluster_train.patching.rows import Rows
+from ftcluster_train.patching.skipped_rows import why_not_skipped
 
 # keys: model types whose attention uses no positions; values: class of the stack of layers
 STACKS = {
@@ -27,6 +32,7 @@ STACKS = {
     "xlm-roberta": "XLMRobertaEncoder",
 }
 ATTENTIONS = ("sdpa", "ftcluster")  # implementations that call torch's function, which is patched
+POSITIONS = "create_position_ids_from_input_ids"  # function of the relatives of RoBERTa
 UNKNOWN = ("encoder_hidden_states", "past_key_values")
 
 
@@ -57,6 +63,32 @@ def _change(stack: nn.Module) -> None:
 
 # for models in which nothing reads the outputs of padding
 UNPADDING = ObjectPatch(_stacks, _change)
+
+
+def skips_padding(model: nn.Module) -> bool:
+    """Return True if UNPADDING was applied to a model, and no part of it may read padding."""
+    changed = any(_unpad in module._forward_pre_hooks.values() for module in model.modules())
+    return changed and not why_not_skipped(model)
+
+
+def _embeddings(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the embeddings of an encoder whose stack of layers skips padding."""
+    for owner in model.modules():
+        parts = [part for part in vars(owner)["_modules"].values() if part is not None]
+        if any(_unpad in part._forward_pre_hooks.values() for part in parts):
+            for part in parts:
+                ours = _embed_tokens in part._forward_pre_hooks.values()
+                if type(part).__name__.endswith("Embeddings") and not ours:
+                    yield part
+
+
+def _change_embeddings(embeddings: nn.Module) -> None:
+    embeddings.register_forward_pre_hook(_embed_tokens, with_kwargs=True)
+    embeddings.register_forward_hook(_pad_embeddings)
+
+
+# apply it after UNPADDING
+UNPADDED_EMBEDDINGS = ObjectPatch(_embeddings, _change_embeddings)
 
 
 class _Chosen(torch.autograd.Function):  # type: ignore[misc]
@@ -99,23 +131,79 @@ def _unpad(
     hidden: Any = args[0] if args else kwargs.get("hidden_states")
     if (
         rows is None
-        or rows.shown
+        or not _can_skip(rows)
         or type(hidden) is not torch.Tensor
         or "attention_mask" not in kwargs  # some models of transformers 4 use a different name
         or len(args) > 1
         or any(kwargs.get(name) is not None for name in UNKNOWN)
         or hidden.shape[:2] != rows.shape
-        or len(rows.tokens) == rows.shape.numel()
-        or max(rows.lengths) > ATTENTION_TOKENS
-        or not takes_documents()
     ):
         return None
-    of_tokens = _Chosen.apply(hidden.flatten(0, 1), rows.tokens).unsqueeze(0)
+    embedded = rows.take_embedded(hidden)
+    if embedded is None:
+        embedded = _Chosen.apply(hidden.flatten(0, 1), rows.tokens).unsqueeze(0)
     rows.unpad()
     kwargs = {**kwargs, "attention_mask": document_mask(rows.lengths, causal=False)}
     if args:
-        return (of_tokens,), kwargs
-    return (), {**kwargs, "hidden_states": of_tokens}
+        return (embedded,), kwargs
+    return (), {**kwargs, "hidden_states": embedded}
+
+
+def _can_skip(rows: Rows) -> bool:
+    """Return True if the layers can skip the padding of a batch, and if there is any."""
+    has_padding = not rows.shown and len(rows.tokens) < rows.shape.numel()
+    return has_padding and max(rows.lengths) <= ATTENTION_TOKENS and takes_documents()
+
+
+@cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _embed_tokens(
+    embeddings: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the arguments of a call with only the real tokens; None keeps the arguments."""
+    rows = current_rows()
+    if rows is None or not _can_skip(rows):
+        return None
+    signature = _signature(type(embeddings).forward)
+    if "position_ids" not in signature.parameters:  # DistilBERT in transformers 4
+        return None
+    call = signature.bind(embeddings, *args, **kwargs).arguments
+    given = {name: value for name, value in list(call.items())[1:] if value is not None}
+    tokens, past = given.get("input_ids"), given.pop("past_key_values_length", 0)
+    known = given.keys() <= {"input_ids", "token_type_ids", "position_ids"}
+    if not known or past or type(tokens) is not torch.Tensor or tokens.shape != rows.shape:
+        return None
+    if "position_ids" not in given:
+        given["position_ids"] = _positions_of(embeddings, tokens)
+    chosen = {
+        name: values.expand(rows.shape).flatten()[rows.tokens].unsqueeze(0)
+        for name, values in given.items()
+    }
+    rows.embed_tokens()
+    return (), chosen
+
+
+def _positions_of(embeddings: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the positions that the model itself gives to the tokens of a padded batch."""
+    places = embeddings, sys.modules[type(embeddings).__module__]  # transformers 5 and 4
+    functions = (getattr(place, POSITIONS, None) for place in places)
+    if (function := next(filter(None, functions), None)) is not None:
+        positions: torch.Tensor = function(tokens, embeddings.padding_idx)
+        return positions
+    return torch.arange(tokens.shape[1], dtype=torch.int64, device="cpu").unsqueeze(0)
+
+
+def _pad_embeddings(_: nn.Module, __: Any, output: Any) -> Any:
+    rows = current_rows()
+    if rows is None or not rows.embeds:
+        return None
+    placed: torch.Tensor = _Placed.apply(output[0], rows.tokens, rows.shape.numel())
+    padded = placed.view(*rows.shape, -1)
+    rows.keep_embedded(padded, output)
+    return padded
 
 
 def _pad(_: nn.Module, __: Any, output: Any) -> Any:

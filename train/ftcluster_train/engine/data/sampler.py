@@ -29,6 +29,10 @@ MIN_GROUPS = 4
 # 256, 1.03 with 512, and 0.84 with 2048. With faster matrix multiplications (AMX, many threads), a
 # pass costs as much as a larger number of tokens.
 PASS_TOKENS = 256
+# Time of a token of padding, relative to other tokens, if a model's embeddings and layers skip
+# padding: the outputs for padding are written and pooled as zeros. The limit of memory counts too:
+# with MiniLM's width, the padding that a pass may have takes 50 MB in fp32.
+SKIPPED_PADDING = 1 / 128
 # Type code (module array) of sample indices. Every rank keeps the sample order of an epoch in
 # memory, and a list of Python integers would need ten times as many bytes.
 INDEX = "I"
@@ -353,25 +357,31 @@ def shortest_first(lengths: Sequence[int]) -> "array[int]":
     return order
 
 
-def length_groups(lengths: Sequence[int]) -> list[list[int]]:
+def length_groups(lengths: Sequence[int], skips_padding: bool = False) -> list[list[int]]:
     """Divide texts into groups of similar length, and return the indices of each group's texts.
 
     The longest texts come first. A group is split where the split saves the most padding, but only
-    if it saves at least PASS_TOKENS tokens.
+    if it saves the time of at least PASS_TOKENS tokens.
+
+    Args:
+        skips_padding: True if the model's layers skip padding.
 
     >>> length_groups([500, 20, 480, 20, 20])
     [[0, 2], [1, 3, 4]]
     >>> length_groups([20, 40])
     [[1, 0]]
+    >>> length_groups([500, 20, 480, 20, 20], skips_padding=True)
+    [[0, 2, 1, 3, 4]]
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    return _divided(order, lengths)
+    return _divided(order, lengths, PASS_TOKENS / (SKIPPED_PADDING if skips_padding else 1))
 
 
-def _divided(order: list[int], lengths: Sequence[int]) -> list[list[int]]:
+def _divided(order: list[int], lengths: Sequence[int], least_saved: float) -> list[list[int]]:
     longest, count = lengths[order[0]], len(order)
     saved = [(count - i) * (longest - lengths[order[i]]) for i in range(count)]
     most = max(range(count), key=saved.__getitem__)
-    if saved[most] < PASS_TOKENS:
+    if saved[most] < least_saved:
         return [order]
-    return _divided(order[:most], lengths) + _divided(order[most:], lengths)
+    parts = order[:most], order[most:]
+    return [group for part in parts for group in _divided(part, lengths, least_saved)]

@@ -20,8 +20,10 @@ from ftcluster_common.models.sentence_modules import (
     read_modules,
 )
 from ftcluster_common.protocol.job import PREDICT, Purpose
+from ftcluster_common.protocol.kernel_limits import ATTENTION_TOKENS
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.embed import GIST, MARGIN_MSE, SentenceSimilarity
+from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.projections import Projection, model_class_with, projections_of
@@ -29,6 +31,7 @@ from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Prompts
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.unpadding import skips_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,6 +70,7 @@ class EmbeddingTask(Task):
     modules = SentenceModules("mean", normalize=True)
     projections: Sequence[Projection] = ()
     predicted_kind = "query"
+    _skips_padding = False  # True if the layers of the trained model skip padding
     _prompted = 0  # number of texts in the data that already begin with their prompt
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -188,7 +192,13 @@ class EmbeddingTask(Task):
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
         self.projections = projections_of(model)
+        self._skips_padding = skips_padding(model) and not self.has_head  # a head computes padding
         return super().use_fused_loss(model)
+
+    def length_groups(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Divide the texts of a batch into groups, one for each pass through the model."""
+        skips = self._skips_padding and max(lengths) <= ATTENTION_TOKENS
+        return length_groups(lengths, skips)
 
     def evaluation_kernels(self, model: "PreTrainedModel") -> KernelMode:
         self.projections = projections_of(model)

@@ -13,7 +13,6 @@ from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.embed import MARGIN_MSE, SCORE_LOSSES, TRIPLET, with_loss
-from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, columns_of
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
@@ -228,7 +227,7 @@ class SentenceSimilarityTask(EmbeddingTask):
             The groups of texts, and the index of each text in the concatenated groups.
         """
         texts = [ids for row in rows for ids in texts_in(row)]
-        groups = length_groups(list(map(len, texts)))
+        groups = self.length_groups(list(map(len, texts)))
         places = torch.tensor(list(chain.from_iterable(groups))).argsort()
         samples: list[Sample] = [{"input_ids": ids} for ids in texts]
         for name in OF_TEXTS:
