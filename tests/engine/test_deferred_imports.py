@@ -1,0 +1,123 @@
+"""The imports of a rank leave torch's compiler out, and change nothing for whoever imports it."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+DEFERRED = """
+from ftcluster_train.engine.deferred_imports import import_transformers
+import_transformers()
+"""
+PLAIN = "import transformers.modeling_utils, transformers.generation.utils\n"
+IMPORTED = """
+import json, sys
+print(json.dumps(sorted({"sympy", "torch._dynamo", "transformers"} & sys.modules.keys())))
+"""
+# creates an optimizer, trains, and saves and loads the optimizer's state
+TRAINING = """
+import io, torch
+from transformers import BertConfig, BertForSequenceClassification
+sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+model = BertForSequenceClassification(BertConfig(vocab_size=9, **sizes))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+ids = torch.tensor([[1, 2, 3]])
+model(ids, labels=torch.tensor([1])).loss.backward()
+optimizer.load_state_dict(optimizer.state_dict())
+"""
+# the functions of transformers that the compiler calls without looking into them
+MARKS = """
+import json, sys, torch._dynamo
+from types import FunctionType
+functions = {
+    f"{value.__module__}.{value.__qualname__}": value
+    for module in [m for name, m in sys.modules.items() if name.startswith("transformers.")]
+    for value in vars(module).values()
+    if isinstance(value, FunctionType)
+}
+rules = torch._dynamo.trace_rules
+print(json.dumps(sorted(
+    name for name, function in functions.items()
+    if rules.is_callable_allowed(function) or getattr(function, "_dynamo_marked_constant", False)
+)))
+"""
+
+
+def printed(program: str) -> Any:
+    """Return the JSON document that a new Python prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_training_imports_no_compiler() -> None:
+    assert printed(DEFERRED + TRAINING + IMPORTED) == ["transformers"]
+    # otherwise this version of transformers needs no stand-ins
+    assert printed(PLAIN + TRAINING + IMPORTED) == ["sympy", "torch._dynamo", "transformers"]
+
+
+def test_the_compiler_gets_the_same_marks_later() -> None:
+    marks = printed(PLAIN + MARKS)
+    assert marks
+    assert printed(DEFERRED + MARKS) == marks
+
+
+@pytest.mark.parametrize("when", ["in the block", "after it"])
+def test_a_compiled_function_excludes_what_was_excluded_in_the_block(when: str) -> None:
+    program = f"""
+import json, torch
+from ftcluster_train.engine.deferred_imports import without_compiler
+seen = []
+with without_compiler():
+    @torch.compiler.disable
+    def excluded(x):
+        seen.append(torch.compiler.is_compiling())
+        return x + 1
+    if {when == "in the block"}:
+        import torch._dynamo.config
+        assert torch._dynamo.config is __import__("sys").modules["torch._dynamo.config"]
+        assert torch._dynamo.config.__spec__.origin
+        torch._dynamo.config.suppress_errors = False
+step = torch.compile(lambda x: excluded(x) * 2, backend="eager")
+print(json.dumps([step(torch.ones(2)).tolist(), seen]))
+"""
+    assert printed(program) == [[4.0, 4.0], [False]]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from torch._dynamo import config; print(json.dumps(config.verify_correctness))",
+        "from torch._dynamo.utils import counters; print(json.dumps(bool(counters)))",
+        "from torch._dynamo import OptimizedModule as Base; from types import new_class; "
+        "print(json.dumps(new_class('Own', (Base,)).__mro__[1].__name__ != 'OptimizedModule'))",
+        "import torch._dynamo; print(json.dumps(torch._dynamo.is_compiling()))",
+    ],
+)
+def test_an_unforeseen_use_gets_the_real_compiler(use: str) -> None:
+    program = f"""
+import json, sys
+from ftcluster_train.engine.deferred_imports import without_compiler
+with without_compiler():
+    {use}
+assert sys.modules["torch._dynamo"].__spec__.origin
+"""
+    assert printed(program) is False
+
+
+def test_names_are_looked_up_when_they_are_used() -> None:
+    program = """
+import json, sys
+from ftcluster_train.engine.deferred_imports import without_compiler
+with without_compiler():
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false
+before = [isinstance(1, ShapeEnv), "sympy" in sys.modules]
+from torch.fx.experimental import symbolic_shapes as real
+after = [isinstance(real.ShapeEnv(), ShapeEnv), guard_or_false(1 == 1), "sympy" in sys.modules]
+print(json.dumps([before, after]))
+"""
+    assert printed(program) == [[False, False], [True, True, True]]
