@@ -121,3 +121,23 @@ after = [isinstance(real.ShapeEnv(), ShapeEnv), guard_or_false(1 == 1), "sympy" 
 print(json.dumps([before, after]))
 """
     assert printed(program) == [[False, False], [True, True, True]]
+
+
+def test_the_models_are_read_once_and_listed_as_before() -> None:
+    program = """
+import json, sys
+reads = []
+sys.addaudithook(
+    lambda event, args: reads.append(args[0]) if event == "open" and args[1] == "r" else None
+)
+{first}
+import transformers.models
+bert = [path for path in reads if str(path).endswith("/modeling_bert.py")]
+print(json.dumps([len(bert), sorted(dir(transformers)), sorted(dir(transformers.models))]))
+"""
+    plain = printed(program.format(first=""))
+    hook = "from ftcluster_train.engine.deferred_imports import read_models_once as r; r()"
+    once = printed(program.format(first=hook))
+    assert (once[0], plain[0]) == (1, 2)
+    assert once[1:] == plain[1:]
+    assert "BertModel" in once[1]

@@ -1,8 +1,12 @@
-"""Import transformers' models without the compiler of torch, which a rank does not use.
+"""Import transformers without work that a rank does not need.
 
-transformers marks some functions for torch's compiler (torch._dynamo), and imports torch's sharded
-tensors (torch.distributed.tensor). Both import sympy. Together this takes a third of the time that
-a rank needs for its imports, but ranks compile nothing and shard no tensors.
+transformers reads the sources of all its models twice to list their classes. `read_models_once`
+keeps the first list.
+
+transformers also marks some functions for torch's compiler (torch._dynamo), and imports torch's
+sharded tensors (torch.distributed.tensor). Both import sympy. Together this takes a third of the
+time that a rank needs for its imports, but ranks compile nothing and shard no tensors.
+`import_transformers` leaves both out.
 
 While the block `without_compiler` is active, stand-ins take the place of these modules:
 
@@ -14,12 +18,14 @@ of a stand-in also imports the real module, so a new version of transformers los
 """
 
 import contextlib
+import copy
 import importlib
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -32,10 +38,34 @@ EXCLUDED = "__dynamo_disable"  # the attribute of torch._compile for a function 
 
 # modules of transformers that mark functions or import sharded tensors; a model's module needs both
 MODULES = ("transformers.modeling_utils", "transformers.generation.utils")
+LISTS = "transformers.utils.import_utils"  # the module that lists the classes of models
+
+
+def read_models_once() -> None:
+    """Make transformers, when it is imported, read each folder with models only once."""
+    after_import(LISTS, _keep_lists)
+
+
+def _keep_lists() -> None:
+    lists: Any = importlib.import_module(LISTS)
+    name = "create_import_structure_from_path"
+    if (read := getattr(lists, name, None)) is None:  # transformers 5 has this function
+        return
+    kept: dict[Path, Any] = {}
+
+    def read_once(module_path: str | Path) -> Any:
+        path = Path(module_path)
+        folder = path.parent if path.is_file() else path
+        if folder not in kept:
+            kept[folder] = read(str(folder))
+        return copy.deepcopy(kept[folder])  # callers change the list
+
+    setattr(lists, name, read_once)
 
 
 def import_transformers() -> None:
     """Import the modules that all models need, and let optimizers run without the compiler."""
+    read_models_once()
     with without_compiler():
         for name in MODULES:
             importlib.import_module(name)
