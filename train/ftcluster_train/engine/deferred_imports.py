@@ -18,9 +18,9 @@ of a stand-in also imports the real module, so a new version of transformers los
 """
 
 import contextlib
-import copy
 import importlib
 import inspect
+import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -49,16 +49,17 @@ def read_models_once() -> None:
 def _keep_lists() -> None:
     lists: Any = importlib.import_module(LISTS)
     name = "create_import_structure_from_path"
-    if (read := getattr(lists, name, None)) is None:  # transformers 5 has this function
+    if (read := getattr(lists, name, None)) is None:  # another version of transformers
         return
-    kept: dict[Path, Any] = {}
+    models = str(Path(lists.__file__).parents[1] / "models")
+    kept: list[bytes] = []
 
     def read_once(module_path: str | Path) -> Any:
-        path = Path(module_path)
-        folder = path.parent if path.is_file() else path
-        if folder not in kept:
-            kept[folder] = read(str(folder))
-        return copy.deepcopy(kept[folder])  # callers change the list
+        if str(module_path) not in (models, f"{models}/__init__.py"):
+            return read(module_path)
+        if not kept:
+            kept.append(pickle.dumps(read(models)))
+        return pickle.loads(kept[0])  # a copy, because callers change the list
 
     setattr(lists, name, read_once)
 
@@ -126,10 +127,9 @@ class _StandIn(ModuleType):
 class _Compiler(_StandIn):
     """The stand-in for torch._dynamo, which keeps the marks of functions."""
 
-    __path__: Sequence[str] = []
-
     def __init__(self, name: str) -> None:
         super().__init__(name)
+        self.__path__ = []  # of a package; `_Submodules` finds its modules
         self._allowed: list[Any] = []
         self._constant: list[Any] = []
 
