@@ -16,12 +16,15 @@ IMPORTED = """
 import json, sys
 print(json.dumps(sorted({"sympy", "torch._dynamo", "transformers"} & sys.modules.keys())))
 """
-# creates an optimizer, trains, and saves and loads the optimizer's state
+# loads a model as a rank does, creates an optimizer, and saves and loads its state
 TRAINING = """
-import io, torch
+import shutil, tempfile, torch
 from transformers import BertConfig, BertForSequenceClassification
 sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
-model = BertForSequenceClassification(BertConfig(vocab_size=9, **sizes))
+saved = tempfile.mkdtemp()
+BertForSequenceClassification(BertConfig(vocab_size=9, **sizes)).save_pretrained(saved)
+model = BertForSequenceClassification.from_pretrained(saved)
+shutil.rmtree(saved)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 ids = torch.tensor([[1, 2, 3]])
 model(ids, labels=torch.tensor([1])).loss.backward()
@@ -70,7 +73,7 @@ def test_the_compiler_gets_the_same_marks_later() -> None:
 def test_a_compiled_function_excludes_what_was_excluded_in_the_block(when: str) -> None:
     program = f"""
 import json, torch
-from ftcluster_train.engine.deferred_imports import without_compiler
+from ftcluster_train.engine.deferred_imports import keep_uncompiled, without_compiler
 seen = []
 with without_compiler():
     @torch.compiler.disable
@@ -82,10 +85,12 @@ with without_compiler():
         assert torch._dynamo.config is __import__("sys").modules["torch._dynamo.config"]
         assert torch._dynamo.config.__spec__.origin
         torch._dynamo.config.suppress_errors = False
+keep_uncompiled()
+excluded(torch.ones(2))
 step = torch.compile(lambda x: excluded(x) * 2, backend="eager")
 print(json.dumps([step(torch.ones(2)).tolist(), seen]))
 """
-    assert printed(program) == [[4.0, 4.0], [False]]
+    assert printed(program) == [[4.0, 4.0], [False, False]]
 
 
 @pytest.mark.parametrize(
@@ -141,3 +146,17 @@ print(json.dumps([len(bert), sorted(dir(transformers)), sorted(dir(transformers.
     assert (once[0], plain[0]) == (1, 2)
     assert once[1:] == plain[1:]
     assert "BertModel" in once[1]
+
+
+def test_random_values_are_skipped_only_without_memory() -> None:
+    program = """
+import json, torch
+from ftcluster_train.engine.deferred_imports import skip_random_values_without_memory
+before = torch.manual_seed(1) and torch.nn.Embedding(3, 2).weight.tolist()
+skip_random_values_without_memory()
+after = torch.manual_seed(1) and torch.nn.Embedding(3, 2).weight.tolist()
+with torch.device("meta"):
+    empty = torch.nn.Embedding(3, 2).weight
+print(json.dumps([after == before, empty.is_meta, list(empty.shape), empty.requires_grad]))
+"""
+    assert printed(program) == [True, True, [3, 2], True]

@@ -6,7 +6,7 @@ keeps the first list.
 transformers also marks some functions for torch's compiler (torch._dynamo), and imports torch's
 sharded tensors (torch.distributed.tensor). Both import sympy. Together this takes a third of the
 time that a rank needs for its imports, but ranks compile nothing and shard no tensors.
-`import_transformers` leaves both out.
+`import_transformers` leaves both out, also when a model is loaded and an optimizer is created.
 
 While the block `without_compiler` is active, stand-ins take the place of these modules:
 
@@ -18,8 +18,8 @@ of a stand-in also imports the real module, so a new version of transformers los
 """
 
 import contextlib
+import gc
 import importlib
-import inspect
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
@@ -65,12 +65,13 @@ def _keep_lists() -> None:
 
 
 def import_transformers() -> None:
-    """Import the modules that all models need, and let optimizers run without the compiler."""
+    """Import the modules that all models need, and let torch run without its compiler."""
     read_models_once()
     with without_compiler():
         for name in MODULES:
             importlib.import_module(name)
-    keep_optimizers_uncompiled()
+    keep_uncompiled()
+    skip_random_values_without_memory()
 
 
 @contextlib.contextmanager
@@ -94,25 +95,46 @@ def without_compiler() -> Iterator[None]:
     after_import(COMPILER, compiler.apply_marks)
 
 
-def keep_optimizers_uncompiled() -> None:
-    """Let optimizers run without importing the compiler only to exclude their methods from it.
+def keep_uncompiled() -> None:
+    """Let functions of torch run without importing the compiler only to exclude them from it.
 
-    torch imports the compiler when the first optimizer is created. If something else imports the
-    compiler later, torch excludes the methods as usual.
+    For example, torch imports the compiler when the first optimizer is created. If something else
+    imports the compiler later, torch excludes the functions as usual.
     """
-    optimizer: Any = importlib.import_module("torch.optim").Optimizer
     exclude: Any = importlib.import_module("torch._compile")._disable_dynamo
     wrapper = exclude(lambda: None).__code__
-    methods = [
-        method.__wrapped__
-        for _, method in inspect.getmembers(optimizer, inspect.isfunction)
-        if method.__code__ is wrapper
-    ]
+    found = (
+        _variables(each)["fn"]
+        for each in gc.get_objects()
+        if type(each) is FunctionType and each.__code__ is wrapper
+    )
+    functions = [function for function in found if type(function) is FunctionType]
     if COMPILER in sys.modules:
         return
-    for method in methods:
-        setattr(method, EXCLUDED, method)
-    after_import(COMPILER, lambda: [vars(method).pop(EXCLUDED, None) for method in methods])
+    for function in functions:
+        setattr(function, EXCLUDED, function)
+    after_import(COMPILER, lambda: [vars(function).pop(EXCLUDED, None) for function in functions])
+
+
+def _variables(function: FunctionType) -> dict[str, Any]:
+    """Return the variables of the function in which a function was defined."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
+
+
+def skip_random_values_without_memory() -> None:
+    """Let torch create layers on the device "meta" without importing sympy.
+
+    `from_pretrained` creates the whole model there. torch computes the shape of random values in
+    Python with symbolic shapes, although it is the shape of the tensor.
+    """
+    init: Any = importlib.import_module("torch.nn.init")
+    normal = init._no_grad_normal_
+
+    def normal_or_nothing(tensor: Any, *args: Any, **options: Any) -> Any:
+        return tensor if tensor.is_meta else normal(tensor, *args, **options)
+
+    init._no_grad_normal_ = normal_or_nothing
 
 
 class _StandIn(ModuleType):
