@@ -1,16 +1,20 @@
 """Time from Enter to the first step on a warm cluster, compared with plain Python.
 
     .venv-dev/bin/python -m bench.first_step --data DIR --encoder DIR [--turns N] [--prefix DIR]
-        [--results FILE]
+        [--ftcluster PROGRAM] [--results FILE]
 
 from the repository's root, after `ftcluster setup localhost`. DIR has the folder mrpc; --encoder is
 a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 
 Plain Python imports torch and transformers, loads the model and does one step. `ftcluster train`
-does one step of the recipe mrpc with the same model: `first` with a recipe that the cluster has not
-seen, `again` with a recipe that it has. Runs alternate, and results are medians in seconds. A run's
-events report when ranks were started, had torch, and had model and data. `predict` (40 rows),
-`plan`, `train --dry-run` and `ps` are timed as a whole.
+does one step of the recipe mrpc with the same model, and of the recipe quickstart, whose model is
+all-MiniLM-L6-v2: `first` with a recipe that the cluster has not seen, `again` with a recipe that it
+has. Runs alternate, and results are medians in seconds. A run's events report when ranks were
+started, had torch, and had model and data. `predict` (40 rows), `plan`, `train --dry-run` and `ps`
+are timed as a whole.
+
+To compare two versions, set up the other version in another folder, and name its program and folder
+with --ftcluster and --prefix.
 """
 
 import argparse
@@ -27,7 +31,6 @@ from typing import Any
 
 from bench.runs import ROOT, environment, machine, write
 
-FTCLUSTER = ROOT / ".venv/bin/ftcluster"
 PLAIN = """
 import sys, torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -49,11 +52,13 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--prefix", type=Path, default=Path("/opt/ftcluster"))
+    parser.add_argument("--ftcluster", type=Path, default=ROOT / ".venv/bin/ftcluster")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     encoder = options.encoder.absolute()
-    recipe = ["mrpc", "--data", str((options.data / "mrpc").absolute()), "--model", str(encoder)]
+    mrpc = ["mrpc", "--data", str((options.data / "mrpc").absolute()), "--model", str(encoder)]
+    recipes = {"mrpc": mrpc, "quickstart": ["quickstart"]}
     found: dict[str, list[dict[str, float]]] = {}
     lengths = itertools.count(80)  # with another `max_length`, a recipe counts as new
     with tempfile.TemporaryDirectory() as folder:
@@ -64,13 +69,14 @@ def main() -> int:
             length = f"max_length={next(lengths)}"
             python = [options.prefix / "current/bin/python", "-c", PLAIN, encoder]
             one = {"plain Python": {"first step": seconds(python)}}
-            for name in ("first", "again"):
-                one[f"train, {name}"], model = trained([*recipe, length], options.prefix)
-            for words in (["train", *recipe, "--dry-run"], ["plan"], ["ps"],
+            for (recipe, words), name in itertools.product(recipes.items(), ("first", "again")):
+                command = [options.ftcluster, "train", *words, length]
+                one[f"{recipe}, {name}"], model = trained(command, options.prefix)
+            for words in (["train", *mrpc, "--dry-run"], ["plan"], ["ps"],
                           ["predict", "--model", model, "--data", f"{folder}/rows.jsonl",
                            "--output", f"{folder}/{turn}.jsonl"]):  # fmt: skip
                 name = "train --dry-run" if "--dry-run" in words else words[0]
-                one[name] = {"whole": seconds([FTCLUSTER, *words])}
+                one[name] = {"whole": seconds([options.ftcluster, *words])}
             for name, parts in one.items() if turn else ():
                 found.setdefault(name, []).append(parts)
                 print(name, parts, file=sys.stderr, flush=True)
@@ -99,11 +105,11 @@ def seconds(command: Sequence[str | Path]) -> float:
     return time.monotonic() - began
 
 
-def trained(words: list[str], prefix: Path) -> tuple[dict[str, float], str]:
-    """Return the seconds until each stage of a one-step training, and its model."""
+def trained(command: Sequence[str | Path], prefix: Path) -> tuple[dict[str, float], str]:
+    """Return the seconds until each stage of a training of one step, and the path of its model."""
     began = time.time()  # the clock that events use
     done = subprocess.run(
-        [FTCLUSTER, "train", *words, "training.max_steps=1", "training.eval_strategy=no", "--json"],
+        [*command, "training.max_steps=1", "training.eval_strategy=no", "--json"],
         stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     result = json.loads(done.stdout)

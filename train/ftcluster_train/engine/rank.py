@@ -8,6 +8,9 @@ if __name__ == "__main__":
     # threads that libraries start inherit this block, see `io.signals`
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # when a host shuts down, SIGHUP follows SIGTERM
+    from ftcluster_train.engine.deferred_imports import import_transformers
+
+    import_transformers()  # a third faster than the imports below
 
 import errno
 import logging
