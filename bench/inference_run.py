@@ -145,7 +145,10 @@ def write(rows: Rows, predictions: Iterable[Any], path: Path) -> None:
     """Write the rows with their predictions as JSON lines, as `ftcluster predict` does."""
     with path.open("w", encoding="utf-8") as file:
         for row, prediction in zip(rows, predictions, strict=True):
-            file.write(json.dumps({**row, "prediction": prediction}, ensure_ascii=False) + "\n")
+            file.write(
+                json.dumps({**row, "prediction": prediction}, ensure_ascii=False, default=float)
+                + "\n"
+            )
 
 
 # ours
@@ -221,7 +224,7 @@ def pipeline_way(case: Case, model: str, tuned: bool, bf16: bool) -> Predict:
     """Return a function that predicts with transformers' pipeline."""
     arguments: dict[str, Any] = {"truncation": True, "max_length": 128}
     if case.kind == "TokenClassification":
-        arguments = {"aggregation_strategy": "simple"}
+        arguments = {"aggregation_strategy": "first"}
     if tuned:
         arguments["batch_size"] = BATCH
     name = {"TokenClassification": "token-classification"}.get(case.kind, "text-classification")
@@ -304,7 +307,9 @@ def answering_way(case: Case, model: str, tuned: bool, bf16: bool) -> Predict:
     return partial(answers, case, model, tuned, run)
 
 
-def answers(case: Case, model: str, tuned: bool, run: Callable[[Any], Any], rows: Rows) -> list[Any]:
+def answers(
+    case: Case, model: str, tuned: bool, run: Callable[[Any], Any], rows: Rows
+) -> list[Any]:
     """Answer the questions of rows; see `answering_way`."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     first, second = case.texts
