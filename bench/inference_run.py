@@ -14,6 +14,7 @@ before, and has predicted a few rows. Prints one JSON object.
 
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -120,9 +121,11 @@ def main() -> int:
 
 def make_model(case: Case, encoder: Path, to: Path) -> None:
     """Write a case's model, whose head has random weights, and its tokenizer."""
+    if case.kind == "FeatureExtraction":
+        shutil.copytree(encoder, to)  # with pooling and normalization
+        return
     torch.manual_seed(1)
-    of_task = getattr(transformers, "AutoModel" if case.kind == "FeatureExtraction" else
-                      f"AutoModelFor{case.kind}")  # fmt: skip
+    of_task = getattr(transformers, f"AutoModelFor{case.kind}")
     if case.shape == DISTILBERT:
         config = transformers.AutoConfig.for_model("distilbert", **case.settings)
         model = of_task.from_config(config)
