@@ -18,9 +18,9 @@ Each measurement begins with a file of rows and ends with a file of predictions,
 loaded and warm model. All ways predict the same rows with the same weights, each in a process of
 its own (bench.inference_run), in turns; results are medians. `default` is the pipeline as it
 comes; `tuned` has batches of 32 rows, sorted by length, torch.inference_mode and the allocator of
-planned runs, which `ours` uses too; `tuned, bf16` is measured once, for `classify`. For questions and answers,
-which transformers 5 has no pipeline for, `default` pads as run_qa does. The limit is the rate of
-the model's matmuls, measured between the batches of ours; ours as a share of the limit does not
+planned runs, which `ours` uses too; `tuned, bf16` is measured once, for `classify`. transformers 5
+has no pipeline for question answering; there, `default` pads as run_qa does. The limit is the rate
+of the model's matmuls, measured between the batches of ours; ours as a share of the limit does not
 count padding.
 """
 
