@@ -42,7 +42,11 @@ def linear(
     # torch also accepts a vector as an input or a weight, and a scalar as a bias
     usual = input.ndim > 1 and weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
     large = usual and input.numel() * len(weight) >= MUCH_WORK
-    if not (learns and large and simd.are_alike(input, weight, bias)) or is_transformed():
+    if not large or is_transformed():
+        return torch_linear(input, weight, bias)
+    if not learns:
+        return _without_gradients(input, weight, bias, rows_read)
+    if not simd.are_alike(input, weight, bias):
         return torch_linear(input, weight, bias)
     with torch.autocast("cpu", enabled=False):
         output: torch.Tensor = _Linear.apply(input, weight, bias, rows_read, sums)
@@ -132,6 +136,21 @@ def gradients_of(
             of_factors = product_of_columns(*factors).to(weight.dtype)
             grad_weight = of_factors if in_order else of_factors.T
     return grad_input, grad_weight, _sum_of_rows(grad) if needed.bias else None
+
+
+def _without_gradients(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    chosen: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the output of `linear` in a pass without gradients."""
+    # autocast would have to round fp32 values first, as torch's function does
+    rounds = torch.is_autocast_enabled("cpu") and input.dtype == torch.float32
+    alike = not rounds and simd.are_alike(input, weight, bias)
+    rows = input if chosen is None else input.flatten(0, -2)[chosen]
+    output = product(rows, weight.T, bias) if alike else torch_linear(rows, weight, bias)
+    return output if chosen is None else _at_rows(chosen, output, input.shape[:-1])
 
 
 def _at_rows(chosen: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -69,6 +69,7 @@ class Attention:
         max_length: maximum length in tokens; longer sequences use torch's function. 0 means that
             all sequences use torch's function, without a notice.
         exact_dropout: True to use the exact dropout probability instead of a rounded one.
+        without_gradients: True to use the kernel also in passes without gradients.
         longer_with_dropout: True to ignore `max_length` for calls with dropout, so that only the
             limit of the loop in C applies. With dropout, torch's function also keeps the whole
             attention matrix, even in fp32.
@@ -80,7 +81,9 @@ class Attention:
         max_length: int = ATTENTION_TOKENS,
         exact_dropout: bool = False,
         longer_with_dropout: bool = False,
+        without_gradients: bool = False,
     ) -> None:
+        self._without_gradients = without_gradients
         self._longer_with_dropout = longer_with_dropout
         self._with_dropout, self._max_length = with_dropout, max_length
         self._exact_dropout = exact_dropout
@@ -92,14 +95,15 @@ class Attention:
         return FunctionPatch(functional, torch_attention, self.guard, self._kernel, self._fallback)
 
     def guard(self, *args: Any, **kwargs: Any) -> str | None:
-        """Accept training calls with four dimensions, in fp32 or bf16, within the maximum length.
+        """Accept calls with four dimensions, in fp32 or bf16, within the maximum length.
 
         The guard also accepts the first pass of a gradient checkpoint, which keeps no graph.
         """
         query, key, value, mask, dropout_p, causal, _, shared = _Call(*args, **kwargs)
         trained = query.requires_grad or key.requires_grad or value.requires_grad
+        trained = trained and torch.is_grad_enabled()
         p = self._p(dropout_p)
-        if not p and not (trained and torch.is_grad_enabled()):
+        if not (p or trained or self._without_gradients):
             return ""
         if not self._max_length or p > MOST_DROPPED or not simd.is_available():
             return ""

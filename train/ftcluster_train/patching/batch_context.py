@@ -58,6 +58,8 @@ class BatchContext:
             call it before the weight is read.
         rows: rows of the batch that layers compute; None means all.
         copies: bf16 copies of the outputs of norms; None if norms keep no copies.
+        predicts: True for passes in evaluation mode whose results nothing reads at padding, so that
+            encoders skip padding as in training.
     """
 
     fp32_weights: Mapping[torch.Tensor, torch.Tensor] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class BatchContext:
     pending_gathers: Mapping[torch.Tensor, Callable[[], None]] = field(default_factory=dict)
     rows: Rows | None = None
     copies: RoundedCopies | None = None
+    predicts: bool = False
 
     def __enter__(self) -> "BatchContext":
         _entered.contexts.append(self)

@@ -16,6 +16,7 @@ from ftcluster_kernels.lora import Adapter
 from ftcluster_kernels.private_torch import function_of
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.registry import FunctionPatch
 from ftcluster_train.patching.shared_entries import (
     DROPOUT,
     FUSED_GATED_MLPS,
@@ -104,10 +105,7 @@ def patch_model(
     def notice(text: str) -> None:
         log.write("notice", message=text)
 
-    SKIPPED_ROWS.apply(model)
-    if reads_only_first_token(model) or not task.reads_padding:
-        UNPADDING.apply(model)
-        UNPADDED_EMBEDDINGS.apply(model)
+    skip_padding(model, task)
     if why := why_not_skipped(model):
         notice(why)
     kind = f"this {model.config.model_type} model"
@@ -136,6 +134,19 @@ def patch_model(
                 "cannot be used: the logits are kept in memory, which takes more memory"
             )
     return KernelMode(patches, head, say=notice)
+
+
+def skip_padding(model: "PreTrainedModel", task: FusedLossTask) -> None:
+    """Make an encoder skip rows that nothing reads, in training and in predictions."""
+    SKIPPED_ROWS.apply(model)
+    if reads_only_first_token(model) or not task.reads_padding:
+        UNPADDING.apply(model)
+        UNPADDED_EMBEDDINGS.apply(model)
+
+
+def prediction_patches() -> list[FunctionPatch]:
+    """Return the entries for passes without gradients."""
+    return [Attention(with_dropout=False, without_gradients=True).patch(), GELU, SILU]
 
 
 def kernels_in_use(loss: torch.Tensor, model: nn.Module) -> list[str]:

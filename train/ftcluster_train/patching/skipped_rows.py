@@ -110,7 +110,7 @@ def _of_library(function: Any) -> bool:
 
 
 def _skip_rows(model: nn.Module) -> None:
-    """Make the model skip unread rows in training."""
+    """Make the model skip unread rows in training and in predictions of the engine."""
     model.register_forward_pre_hook(_begin, with_kwargs=True)
     model.register_forward_hook(_end, always_call=True)
     if not reads_only_first_token(model):
@@ -158,7 +158,7 @@ def _begin(
     tokens: Any = kwargs.get("input_ids")
     config: Any = model.config
     if (
-        not model.training
+        not (model.training or (outer is not None and outer.predicts))
         or args
         or kwargs.get("inputs_embeds") is not None
         or type(mask) is not torch.Tensor

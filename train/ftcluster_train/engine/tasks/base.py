@@ -52,6 +52,7 @@ from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.tokens import TextReader, check_padding
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode, find_head
+from ftcluster_train.patching.patch_model import prediction_patches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -686,7 +687,7 @@ class Task(ABC):
         if self.large_vocabulary and self._evaluated is not model:
             self._evaluated = model
             self.evaluation_head = find_head(model, self.biased_head)
-        return KernelMode(head=self.evaluation_head)
+        return KernelMode(prediction_patches(), self.evaluation_head)
 
     def evaluation_tokens(self, model: "PreTrainedModel") -> int:
         """Return the maximum number of tokens in an evaluation batch.
