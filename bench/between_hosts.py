@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.runs import ROOT, cpu, write
+from bench.machines import cpu
+from bench.runs import ROOT, write
 
 SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20, 256 << 20)
 PORT = 29560

@@ -30,7 +30,8 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from bench.runs import ROOT, cpu, write
+from bench.machines import cpu, resumed
+from bench.runs import ROOT, write
 from ftcluster.report.charts import COMMUNICATION, COMPUTE, INPUT, THEME
 from tests.programs import FTCLUSTER
 from tests.testbed import Testbed
@@ -147,8 +148,7 @@ def main() -> int:
     parser.add_argument("verb", choices=("measure", "trace", "picture"))
     parser.add_argument("--results", type=Path, required=True)
     options = parser.parse_args()
-    there = options.results.exists()
-    results = json.loads(options.results.read_text()) if there else {"machine": cpu(), "turns": []}
+    results = resumed(options.results, cpu(), "turns")
     if options.verb == "picture":
         PICTURE.write_text(picture(results["trace"]) + "\n", encoding="utf-8")
         print("\n".join(table(results["turns"])))
