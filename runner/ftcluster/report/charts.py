@@ -175,7 +175,7 @@ def step_line(spans: Sequence[tuple[str, str, float, float]], width: int = WIDTH
         for kind, _note, began, ended in sorted(spans, key=lambda span: span[0] == "blocked")
     ]  # fmt: skip
     kinds = {kind: colour for kind, colour in STEP.items() if any(kind == s[0] for s in spans)}
-    return (
+    chart: Chart = (
         alt.Chart(alt.InlineData(rows))
         .mark_bar(stroke="white", strokeWidth=0.7)
         .encode(
@@ -186,6 +186,7 @@ def step_line(spans: Sequence[tuple[str, str, float, float]], width: int = WIDTH
         )
         .properties(width=width, height=4 * ROW)
     )
+    return chart
 
 
 def time_line(rows: Rows, marks: Rows) -> Chart:
