@@ -15,55 +15,16 @@ the mean of 20 calls. The result is the median of all turns, with quartiles.
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.runs import ROOT, cpu, write
+from bench.machines import cpu
+from bench.on_hosts import launch
+from bench.runs import ROOT, write
 
 SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20, 256 << 20)
-PORT = 29560
 PROGRAM = Path(__file__).absolute().with_name("between_hosts_run.py")
-# Hydra calls this program with options for ssh, the host's address and the command
-LAUNCHER = """#!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift; done
-number=$((${1##*.} - FIRST)); shift
-exec nsenter --net=/run/netns/SWITCH-node$number taskset -c $((number % CORES)) sh -c "$*"
-"""
-
-
-def launch(stack: Path, checkout: Path, hosts: int, request: Sequence[str]) -> list[dict[str, Any]]:
-    """Measure with the ranks of `hosts` hosts; yield a line for each size."""
-    from tests.testbed.settings import FIRST_ADDRESS, NET, SWITCH
-
-    addresses = [f"{NET}.{FIRST_ADDRESS + number}" for number in range(hosts)]
-    cores = os.cpu_count() or 1
-    names = {"FIRST": str(FIRST_ADDRESS), "SWITCH": SWITCH, "CORES": str(cores)}
-    with tempfile.TemporaryDirectory() as name:
-        launcher, text = Path(name, "launcher"), LAUNCHER
-        for key, value in names.items():
-            text = text.replace(key, value)
-        launcher.write_text(text, encoding="utf-8")
-        launcher.chmod(0o755)
-        variables = {
-            "PYTHONPATH": os.pathsep.join(str(checkout / part) for part in ("train", "common")),
-            "PATH": f"{stack / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": addresses[0], "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": "eth0",
-            "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0", "I_MPI_FABRICS": "ofi", "I_MPI_PIN": "0",
-            "I_MPI_HYDRA_IFACE": "eth0", "I_MPI_HYDRA_BRANCH_COUNT": "4096",
-        }  # fmt: skip
-        done = subprocess.run(
-            [
-                "nsenter", f"--net=/run/netns/{SWITCH}-node0", stack / "bin/mpirun",
-                "-launcher", "ssh", "-launcher-exec", launcher, "-hosts", ",".join(addresses),
-                "-n", str(hosts), "-ppn", "1", stack / "bin/python", PROGRAM, *request,
-            ],
-            env=os.environ | variables, stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def row(one: dict[str, Any]) -> str:
@@ -98,7 +59,10 @@ def main() -> int:
             for hosts in options.hosts:
                 load = os.getloadavg()[0]
                 request = [str(options.seconds), options.names, *map(str, options.sizes)]
-                for one in launch(options.stack, options.checkout, hosts, request):
+                lines = launch(
+                    options.stack, options.checkout, hosts, PROGRAM, request, pinned=True
+                )
+                for one in (json.loads(line) for line in lines if line.startswith("{")):
                     found.append({"hosts": hosts, "rate": rate, "load": load, **one})
                     print(row(found[-1]), flush=True)
                 write(options.results, {**cpu(), "rows": found})

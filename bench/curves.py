@@ -9,17 +9,18 @@ shakespeare. The engine is this checkout's.
 Trains small models from random weights with several seeds: with this engine in bf16, and with
 transformers and torch's AdamW in bf16 (autocast) and in fp32. With the same seed all three have the
 same weights, batches, schedule and dropout rate. Each run is a process that appends a line to FILE.
-A run that is in FILE is not repeated, so the command can be started again. Prints the final
-training loss and the validation loss, mean and standard deviation over the seeds.
+A run that is in FILE is not repeated, so the command can be started again on the same machine.
+Prints the final training loss and the validation loss, mean and standard deviation over the seeds.
 """
 
-import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.machines import Lines
 from bench.runs import Bench, arguments, environment, machine, run_module, write
 
 WAYS = ("fp32", "stock bf16", "ours")
@@ -63,7 +64,11 @@ def main() -> int:
         for case in cases
         for seed in range(1, options.seeds + 1)
     ]
-    missing = [key for key in wanted if not done(key, options.runs)]
+    runs = Lines(options.runs)
+    missing = [key for key in wanted if not done(key, runs.read())]
+    here = machine(options.prefix, options.threads) if missing else {}
+    if missing:
+        runs.check(here)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), options.data.absolute(), Path(folder) / "tokenizers", 1)
         steps = f"training.max_steps={options.steps}"
@@ -73,27 +78,18 @@ def main() -> int:
         for key in missing:
             run_dir, variables = run_dirs[key["case"]], environment(options.threads)
             run = key | run_module("bench.curves_run", options.prefix, run_dir, key, variables)
-            with options.runs.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(run) + "\n")
+            runs.add([run], here)
             said = ", ".join(f"{words} {run[name]:.4f}" for name, words in LOSSES.items())
             print(f"{key['case']}, {key['way']}, seed {key['seed']}: {said}", file=sys.stderr)
-    found = summary([run for key in wanted for run in done(key, options.runs)])
+    found = summary([run for key in wanted for run in done(key, runs.read())])
     print(table(found))
-    write(
-        options.results,
-        {
-            "machine": machine(options.prefix, options.threads),
-            "steps": options.steps,
-            "curves": found,
-        },
-    )
+    write(options.results, {"machine": runs.machine(), "steps": options.steps, "curves": found})
     return 0
 
 
-def done(key: Run, path: Path) -> list[Run]:
-    """Return the line of a run in the file, if the run is done."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [run for run in map(json.loads, lines) if run.items() >= key.items()][:1]
+def done(key: Run, runs: Sequence[Run]) -> list[Run]:
+    """Return the run with these values, if it is done."""
+    return [run for run in runs if run.items() >= key.items()][:1]
 
 
 def summary(runs: list[Run]) -> dict[str, dict[str, Any]]:

@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.machines import precision
 from bench.quality import quality_table
-from bench.runs import Bench, arguments, environment, machine, precision, run_module, write
+from bench.runs import Bench, arguments, environment, machine, run_module, write
 
 RECIPES = {
     "embed": ("embed", "model={encoder}", "data={data}/squad"),

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.runs import Bench, arguments, machine, precision, write
+from bench.machines import precision
+from bench.runs import Bench, arguments, machine, write
 
 WITHOUT = "ours, attention_dropout=false"
 PROFILED_STEPS = 8  # the warm-up, PROFILED of bench.engine_run, and one more step

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine import CASES
+from bench.machines import precision
 from bench.quality import quality_table
-from bench.runs import ROOT, arguments, environment, machine, precision, write
+from bench.runs import ROOT, arguments, environment, machine, write
 from ftcluster_common.protocol.launch import FAST_VARIABLE
 
 STARTUP = ROOT / "train/ftcluster_train/startup"

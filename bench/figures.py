@@ -16,14 +16,15 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from bench import inference, scale_page, speed_page
+from bench import first_setup, inference, scale_page, speed_page
+from bench.machines import machine_of, short_name
 from bench.real_scaling import efficiency, pairs
 from bench.runs import ROOT
 from ftcluster.planning.memory import ModelSize, need
@@ -35,6 +36,8 @@ FAULTS = ROOT / "tests/faults/results.jsonl"
 RENEW = ".venv-dev/bin/python -m bench.figures"
 ALLOWED = Path(__file__).with_name("figures_allowed.yml")
 MIB = 2**20
+# the older file has the only measurement of hosts with a share of a core
+SETUPS = ("2026-11-21-first-setup.json", "2026-11-29-first-setup.json")
 SPEED_UPS = {"vs_tuned": "tuned", "vs_default": "stock"}
 # suffixes of names of trainings that were measured with other instructions than AMX in bf16
 SUFFIXES = {"": "", "-fp32": "_fp32", "-avx512-bf16": "_avx512", "-avx2": "_avx2"}
@@ -158,12 +161,12 @@ def _first_step() -> Named:
 
 def _setup() -> Named:
     """Return the seconds of a first and a second setup, with the wheels downloaded before."""
-    file = "2026-11-21-first-setup.json"
-    for row in read(file)["rows"]:
-        share = f"{row['cpu_percent']}_percent" if row["cpu_percent"] else "shared"
-        for turn in {"first", "second"} & row.keys():
-            name = f"setup_{row['hosts']}_hosts_{share}_{turn}"
-            yield name, Figure(f"{row[turn]:.0f}", f"bench/results/{file}")
+    for file in SETUPS:
+        for (percent, hosts), seconds in first_setup.medians(read(file)["runs"]).items():
+            share = f"{percent}_percent" if percent else "shared"
+            for turn, value in seconds.items():
+                name = f"setup_{hosts}_hosts_{share}_{turn}"
+                yield name, Figure(f"{value:.0f}", f"bench/results/{file}")
 
 
 def _collectives() -> Named:
@@ -300,7 +303,19 @@ def tables() -> dict[str, str]:
         **fault_tables.tables(fault_tables.read(FAULTS)),
         "scale": scale_page.tables(scale_page.read()),
         "inference": inference.table(read("2026-11-29-inference.json")["speed"]),
+        "first-setup": "\n\n".join(
+            _of(file, first_setup.table(read(file)["runs"])) for file in SETUPS
+        ),
     }
+
+
+def _of(file: str, rows: Sequence[str]) -> str:
+    """Return a table below the machine of its file."""
+    machine = machine_of(read(file))
+    name = short_name(machine) if "cpu" in machine else "a CPU that was not recorded"
+    flags = " ".join(machine.get("instructions", []))
+    heads = ", ".join(filter(None, (f"{machine['cores']} cores of {name}", flags, machine["date"])))
+    return "\n".join((f"{heads[0].upper()}{heads[1:]} (results/{file}):", "", *rows))
 
 
 def pages() -> list[Path]:

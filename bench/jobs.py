@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.runs import cpu, write
+from bench.machines import cpu
+from bench.runs import write
 from bench.scale_commands import this_machine
 from tests.programs import Home
 

@@ -22,7 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.runs import Bench, cpu, environment, run_module, write
+from bench.machines import cpu
+from bench.runs import Bench, environment, run_module, write
 
 WORDS = [f"word{number:036}" for number in range(5000)]  # as in large_data_run
 RECIPE = (

@@ -26,7 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.runs import ROOT, cpu, write
+from bench.machines import cpu, resumed
+from bench.runs import ROOT, write
 from tests.programs import FTCLUSTER
 from tests.rights import HOST_PACKAGES
 from tests.testbed import Testbed
@@ -224,8 +225,7 @@ def main() -> int:
     parser.add_argument("hosts", nargs="*", type=int, default=list(COUNTS))
     parser.add_argument("--results", type=Path, required=True)
     options = parser.parse_args()
-    there = options.results.exists()
-    results = json.loads(options.results.read_text()) if there else {"machine": cpu(), "rows": []}
+    results = resumed(options.results, cpu(), "rows")
     # below /var/tmp, because a file system in memory has no space for a stack
     folder = Path(tempfile.mkdtemp(prefix="ftcluster-light-", dir="/var/tmp"))
     try:

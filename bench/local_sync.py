@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.curves import done, spread
+from bench.machines import Lines
 from bench.quality import TUNED, first_rows
 from bench.runs import ROOT, Bench, arguments, environment, machine, write
 from ftcluster_common.protocol.launch import BACKEND_VARIABLE, GLOO, IMPI
@@ -73,22 +74,22 @@ def main() -> int:
         for way in ways
     ]
     wanted = [*trainings, *speeds]
+    runs = Lines(options.runs)
+    missing = [key for key in wanted if not done(key, runs.read())]
+    here = machine(options.prefix, 1) if missing else {}
+    if missing:
+        runs.check(here)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options.prefix, options.data.absolute(), options.encoder.absolute(), 1)
         data = {case: first_rows(bench.data / case, Path(folder) / "data") for case in cases}
-        for number, key in enumerate(wanted):
-            if done(key, options.runs):
-                continue
+        for number, key in enumerate(missing):
             shorter = replace(bench, data=data[key["case"]])
             run = key | train(shorter, Path(folder) / str(number), key, WAYS[key["way"]])
-            with options.runs.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(run) + "\n")
+            runs.add([run], here)
             print(run, file=sys.stderr, flush=True)
-    found = summary([run for key in wanted for run in done(key, options.runs)])
+    found = summary([run for key in wanted for run in done(key, runs.read())])
     print(table(found))
-    write(
-        options.results, {"machine": machine(options.prefix, 1), "ranks": RANKS, "trainings": found}
-    )
+    write(options.results, {"machine": runs.machine(), "ranks": RANKS, "trainings": found})
     return 0
 
 

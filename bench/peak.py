@@ -13,15 +13,14 @@ up, because CPUs are slower when they begin to use tiles.
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.machines import cpu
 from ftcluster_kernels import products, simd
-from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_train.health.peak import LOOPS, best_seconds, instruction_sets, peak_rate
 
 ROWS, SHAPES = 1760, ((768, 768), (3072, 768), (768, 3072))  # outputs and inputs of the layers
@@ -39,8 +38,8 @@ def main() -> int:
     seconds = SECONDS * (options.turns + 1)
     peaks = {name: peak_rate(name, options.threads, seconds) for name in instruction_sets()}
     results: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"), "cpu": cpuinfo_field("model name"),
-        "threads": options.threads, "torch": torch.__version__, "peaks": peaks, "products": {},
+        "machine": {**cpu(), "threads": options.threads, "versions": {"torch": torch.__version__}},
+        "peaks": peaks, "products": {},
     }  # fmt: skip
     for dtype in (torch.bfloat16, torch.float32):
         if dtype == torch.float32 or any(LOOPS[name].bf16 for name in peaks):

@@ -13,10 +13,10 @@ tokenizer, such as all-MiniLM-L6-v2. `distilbert` is DistilBERT with the encoder
 Both train the same recipe from the same weights, in fp32, and in bf16 where the CPU has
 instructions for it; the same code evaluates both in fp32. The machine may be busy: only metrics are
 compared. Each training is a process that appends a line to FILE. A training that is in FILE is not
-repeated, so the command can be started again, and `--seeds 0` prints the table of FILE alone.
+repeated, so the command can be started again on the same machine, and `--seeds 0` prints the table
+of FILE alone.
 """
 
-import json
 import shutil
 import statistics
 import subprocess
@@ -28,7 +28,8 @@ from typing import Any
 
 from bench.curves import CASES as CURVES
 from bench.curves import done, mean_and_spread, spread
-from bench.runs import Bench, arguments, environment, machine, precision, write
+from bench.machines import Lines, precision
+from bench.runs import Bench, arguments, environment, machine, write
 
 # A part of SQuAD that takes hours on two cores: 2,000 questions, with features of 192 tokens.
 TUNED = {
@@ -77,25 +78,26 @@ def main() -> int:
             options.cases or CASES, range(1, options.seeds + 1), computed, options.way or WAYS
         )
     ]
+    runs = Lines(options.runs)
+    missing = [key for key in wanted if not done(key, runs.read())]
+    here = machine(options.prefix, options.threads) if missing else {}
+    if missing:
+        runs.check(here)
     with tempfile.TemporaryDirectory() as folder:
         bench = prepared(Path(folder), options)
-        for number, key in enumerate(wanted):
-            if not done(key, options.runs):
-                run_dir = bench.prepare(Path(folder) / str(number), CASES[key["case"]])
-                found = bench.run(
-                    run_dir, **(WAYS | SWITCHED)[key["way"]], precision=key["precision"],
-                    seed=key["seed"], evaluate=True,
-                )  # fmt: skip
-                run = key | {name: found[name] for name in ("metrics", "steps", "seconds")}
-                with options.runs.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(run) + "\n")
-                print(run, file=sys.stderr, flush=True)
-                shutil.rmtree(run_dir)
-        lines = options.runs.read_text(encoding="utf-8").splitlines()
-        compared = summary([run for run in map(json.loads, lines) if run["case"] in CASES])
-        print(table(compared))
-        of_machine = machine(options.prefix, options.threads)
-        write(options.results, {"machine": of_machine, "quality": compared})
+        for number, key in enumerate(missing):
+            run_dir = bench.prepare(Path(folder) / str(number), CASES[key["case"]])
+            found = bench.run(
+                run_dir, **(WAYS | SWITCHED)[key["way"]], precision=key["precision"],
+                seed=key["seed"], evaluate=True,
+            )  # fmt: skip
+            run = key | {name: found[name] for name in ("metrics", "steps", "seconds")}
+            runs.add([run], here)
+            print(run, file=sys.stderr, flush=True)
+            shutil.rmtree(run_dir)
+    compared = summary([run for run in runs.read() if run["case"] in CASES])
+    print(table(compared))
+    write(options.results, {"machine": runs.machine(), "quality": compared})
     return 0
 
 

@@ -1,79 +1,133 @@
 """Scaling of BERT-base training steps on hosts that compute, and a picture of one step.
 
-    sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.real_scaling VERB --results FILE
+    sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.real_scaling VERB
+        [--stack .venv-engine] [--hosts 2 4 8] [--rates 1gbit 10gbit 25gbit] [--pairs N]
+        [--samples N] --results FILE
 
-after `testbed up 4` and `ftcluster setup` of these hosts; XDG_STATE_HOME is the same as for the
-setup.
+after `testbed up 8`. Ranks run in the networks and cgroups of the hosts with this machine's files,
+so the hosts need no setup. --stack has bin/python with torch and bin/mpirun.
 
-    measure   steps of `bench.real_steps` on 2 and 4 hosts, every other one without an exchange;
-              each host has half a core and a cable of 10 Gbit/s
+    network   bytes per second that a plain socket carries between two hosts at each rate, because a
+              fast cable may be limited by this machine
+    measure   steps of `bench.real_steps`, every other one without an exchange. Each host has half a
+              core, or an equal share of this machine's cores if these do not suffice
     trace     one step on 2 hosts of a core with a cable of 1 Gbit/s, which shows what runs beside
               what
     picture   writes docs/overlap.svg from the trace, and prints the table
 
-The hosts share this machine's cores, so that 4 of half a core use 2. What a host computes, sends
-and waits for is real; its network's work takes its own CPU time.
+The hosts share this machine's cores. What a host computes, sends and waits for is real; its
+network's work takes its own CPU time. Steps are paired: one without an exchange, and the next one.
+The first pair after each change of the rate does not count.
 """
 
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import vl_convert
 
-from bench.runs import ROOT, cpu, write
-from ftcluster.report.charts import COMMUNICATION, COMPUTE, INPUT, THEME
-from tests.programs import FTCLUSTER
+from bench.machines import cpu, resumed
+from bench.on_hosts import address, in_network, launch
+from bench.runs import ROOT, write
+from ftcluster.report.charts import THEME, step_line
 from tests.testbed import Testbed
 
-HOSTS, TURNS, STEPS = (2, 4), 2, 14
+HOSTS, RATES, PAIRS = (2, 4, 8), ("1gbit", "10gbit", "25gbit"), 4
 SAMPLES, TOKENS = 32, 128
-SHARE, RATE = 50, "10gbit"  # percent of a core, and speed of a cable
+SHARE = 50  # percent of a core that a host has at most
 TRACE_SHARE, TRACE_RATE = 100, "1gbit"
 PICTURE = ROOT / "docs/overlap.svg"
-SHADES = {"forward": COMPUTE, "backward": COMPUTE, "optimizer": INPUT, "exchange": COMMUNICATION}
+PROGRAM = ROOT / "bench/real_steps.py"
+PORT, SECONDS = 29570, 2.0  # port and duration of a measurement of the network
+RECEIVE = """import socket, sys, time
+with socket.create_server((sys.argv[1], int(sys.argv[2]))) as server:
+    print("ready", flush=True)
+    received, buffer = 0, bytearray(1 << 20)
+    with server.accept()[0] as stream:
+        began = time.perf_counter()
+        while count := stream.recv_into(buffer):
+            received += count
+        print(received / (time.perf_counter() - began))
+"""
+SEND = """import socket, sys, time
+data, end = bytes(1 << 20), time.perf_counter() + float(sys.argv[3])
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as stream:
+    while time.perf_counter() < end:
+        stream.sendall(data)
+"""
 
 Line = dict[str, Any]
 
 
-def steps_on(bed: Testbed, hosts: int, share: int, rate: str) -> list[Line]:
-    """Run steps on the first hosts; limit the hosts once the ranks have done the first step."""
+def share_of(hosts: int) -> float:
+    """Return the percentage of a core that each of some hosts has.
+
+    >>> share_of(1)
+    50
+    """
+    return min(SHARE, 100 * len(os.sched_getaffinity(0)) / hosts)
+
+
+def limit(bed: Testbed, hosts: int, share: float | None, rate: str) -> None:
+    """Limit the CPU time and the cables of the first hosts."""
     for number in range(hosts):
-        bed.shape(f"node{number}", "off")
-        bed.cpu(f"node{number}", None)
-    work = json.dumps({"backend": "impi", "steps": STEPS + 2, "samples": SAMPLES, "tokens": TOKENS})
-    found: list[Line] = []
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(ROOT / "bench/real_steps.py", folder)
-        words = ("run", "--nodes", str(hosts), "--ranks-per-host", "1", "--")
-        environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
-        argv = [str(FTCLUSTER), *words, "real_steps.py", work]
-        command = subprocess.Popen(
-            bed.run_argv(argv), env=environment | bed.connections, cwd=folder, text=True,
-            stdout=subprocess.PIPE,
-        )  # fmt: skip
-        assert command.stdout
-        for text in command.stdout:
-            if not text.startswith('{"step"'):
-                continue
-            if not found:
-                for number in range(hosts):
-                    bed.cpu(f"node{number}", share)
-                    bed.shape(f"node{number}", rate)
-            found.append(json.loads(text))
-            print(f"{hosts} hosts: {slowest(found[-1]):.2f} s", file=sys.stderr)
-        if command.wait() != 0:
-            raise SystemExit(f"{argv} failed; see ftcluster logs")
-    return found[2:]  # the first step is unlimited, and the second began before the limits
+        bed.cpu(f"node{number}", share)
+        bed.shape(f"node{number}", rate)
+
+
+def bytes_per_second(bed: Testbed, rate: str) -> float:
+    """Return the bytes per second that a plain socket carries from node1 to node0."""
+    limit(bed, 2, None, rate)
+    words = [address(0), str(PORT)]
+    receiver = subprocess.Popen(
+        [*in_network(0), sys.executable, "-c", RECEIVE, *words], stdout=subprocess.PIPE, text=True
+    )
+    assert receiver.stdout
+    receiver.stdout.readline()
+    subprocess.run([*in_network(1), sys.executable, "-c", SEND, *words, str(SECONDS)], check=True)
+    found = float(receiver.stdout.readline())
+    receiver.wait()
+    limit(bed, 2, None, "off")
+    return found
+
+
+def turns_on(
+    bed: Testbed, options: argparse.Namespace, hosts: int, share: float, rates: Sequence[str]
+) -> Iterator[Line]:
+    """Run steps on the first hosts at each rate; yield the steps at a rate that count.
+
+    The hosts are limited once the ranks have done the first step.
+    """
+    limit(bed, hosts, None, "off")
+    each = 2 * (1 + options.pairs)  # steps at each rate
+    work = json.dumps(
+        {"backend": "impi", "steps": 2 + each * len(rates), "samples": options.samples,
+         "tokens": TOKENS}
+    )  # fmt: skip
+    lines = launch(options.stack.absolute(), ROOT, hosts, PROGRAM, [work])
+    steps = (json.loads(line) for line in lines if line.startswith('{"step"'))
+    next(steps)
+    limit(bed, hosts, share, rates[0])
+    next(steps)
+    for number, rate in enumerate(rates):
+        found = []
+        for step in range(each):
+            found.append(next(steps))
+            print(f"{hosts} hosts, {rate}: {slowest(found[-1]):.2f} s", file=sys.stderr)
+            if step == each - 1 and number + 1 < len(rates):
+                limit(bed, hosts, share, rates[number + 1])
+        yield {
+            "hosts": hosts, "share": share, "rate": rate, "samples": options.samples,
+            "steps": found[2:], "load": os.getloadavg()[0],
+        }  # fmt: skip
+    for _ in steps:  # until the ranks have ended
+        pass
 
 
 def slowest(line: Line) -> float:
@@ -81,23 +135,38 @@ def slowest(line: Line) -> float:
     return max(float(seconds) for seconds, _ in line["ranks"])
 
 
-def table(turns: Sequence[Line]) -> list[str]:
-    """Format a row for each number of hosts: medians of all pairs of steps."""
+def table(turns: Sequence[Line], network: Sequence[Line]) -> list[str]:
+    """Format a row for each number of hosts and rate: medians of all pairs of steps.
+
+    Args:
+        network: measured bytes per second of a cable at each rate.
+    """
+    carried = {one["rate"]: f"{8 * one['bytes_per_second'] / 1e9:.1f}" for one in network}
     rows = [
-        "| hosts | a step alone, s | with exchange, s | efficiency | of the turns | blocked |",
-        "|---|---|---|---|---|---|",
+        "| hosts | of a core each | network | a socket carries, Gbit/s | a step alone, s "
+        "| with exchange, s | efficiency | pairs | blocked |",
+        "|---" * 9 + "|",
     ]
-    for hosts in sorted({one["hosts"] for one in turns}):
-        of_turns = [pairs(one["steps"]) for one in turns if one["hosts"] == hosts]
-        found = [pair for one in of_turns for pair in one]
+    for key in dict.fromkeys(map(_key, turns)):
+        hosts, share, rate, _samples = key
+        found = [pair for one in turns if _key(one) == key for pair in pairs(one["steps"])]
         alone, together = (statistics.median(map(slowest, one)) for one in zip(*found, strict=True))
         waited = statistics.median(max(row[1] for row in pair[1]["ranks"]) for pair in found)
-        each = ", ".join(f"{efficiency(one):.1%}" for one in of_turns)
+        each = [slowest(alone) / slowest(other) for alone, other in found]
         rows.append(
-            f"| {hosts} | {alone:.2f} | {together:.2f} | {efficiency(found):.1%} | {each} | "
-            f"{waited / together:.1%} |"
+            f"| {hosts} | {share:.0f} % | {rate.replace('gbit', ' Gbit/s')} "
+            f"| {carried.get(rate, '')} | {alone:.2f} | {together:.2f} | {efficiency(found):.0%} "
+            f"| {len(each)}: {min(each):.0%} to {max(each):.0%} | {waited / together:.0%} |"
         )
     return rows
+
+
+def _key(turn: Line) -> tuple[int, float, str, int]:
+    """Return the conditions of a turn; those of older results were always the same."""
+    return (
+        turn["hosts"], turn.get("share", SHARE), turn.get("rate", "10gbit"),
+        turn.get("samples", SAMPLES),
+    )  # fmt: skip
 
 
 def pairs(steps: Sequence[Line]) -> list[tuple[Line, Line]]:
@@ -111,29 +180,8 @@ def efficiency(found: Sequence[tuple[Line, Line]]) -> float:
 
 
 def picture(spans: Sequence[tuple[str, str, float, float]]) -> str:
-    """Draw the parts of a step as bars: computation above communication."""
-    rows = [
-        {"row": "network" if row == "exchange" else "cores", "kind": row, "part": part,
-         "from": first, "to": last}
-        for row, part, first, last in spans
-    ]  # fmt: skip
-    kinds = list(SHADES)
-    chart = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_bar(stroke="white", strokeWidth=0.7)
-        .encode(
-            x=alt.X("from:Q", title="seconds of a step", axis=alt.Axis(tickCount=8)),
-            x2="to:Q",
-            y=alt.Y("row:N", title=None, sort=["cores", "network"]),
-            color=alt.Color(
-                "kind:N", scale=alt.Scale(domain=kinds, range=[SHADES[one] for one in kinds]),
-                title=None,
-            ),
-            opacity=alt.condition(alt.datum.kind == "forward", alt.value(0.55), alt.value(1)),
-        )
-        .properties(width=640, height=90)
-    )  # fmt: skip
-    spec = chart.to_dict()
+    """Draw the parts of a step as the report of a run does, but wider."""
+    spec = step_line(spans, 640).to_dict()
     spec["config"] = {**THEME, "background": "white"}
     svg: str = vl_convert.vegalite_to_svg(spec)
     return svg
@@ -144,24 +192,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("measure", "trace", "picture"))
+    parser.add_argument("verb", choices=("network", "measure", "trace", "picture"))
+    parser.add_argument("--stack", type=Path, default=ROOT / ".venv-engine")
+    parser.add_argument("--hosts", type=int, nargs="+", default=HOSTS)
+    parser.add_argument("--rates", nargs="+", default=RATES)
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--results", type=Path, required=True)
     options = parser.parse_args()
-    there = options.results.exists()
-    results = json.loads(options.results.read_text()) if there else {"machine": cpu(), "turns": []}
     if options.verb == "picture":
+        results = json.loads(options.results.read_text(encoding="utf-8"))
         PICTURE.write_text(picture(results["trace"]) + "\n", encoding="utf-8")
-        print("\n".join(table(results["turns"])))
+        print("\n".join(table(results["turns"], results.get("network", []))))
+        return 0
+    results, bed = resumed(options.results, cpu(), "turns"), Testbed()
+    if options.verb == "network":
+        results["network"] = [
+            {"rate": rate, "bytes_per_second": bytes_per_second(bed, rate)}
+            for rate in ("off", *options.rates)
+        ]
+        print(json.dumps(results["network"]))
+        write(options.results, results)
     elif options.verb == "trace":
-        results["trace"] = steps_on(Testbed(), 2, TRACE_SHARE, TRACE_RATE)[-1]["spans"]
+        options.pairs = 2
+        [turn] = turns_on(bed, options, 2, TRACE_SHARE, [TRACE_RATE])
+        results["trace"] = turn["steps"][-1]["spans"]
         write(options.results, results)
     else:
-        for turn in range(TURNS):
-            for hosts in HOSTS[:: 1 if turn % 2 else -1]:
-                steps = steps_on(Testbed(), hosts, SHARE, RATE)
-                results["turns"].append(
-                    {"hosts": hosts, "steps": steps, "load": os.getloadavg()[0]}
-                )
+        for hosts in options.hosts:
+            for turn in turns_on(bed, options, hosts, share_of(hosts), options.rates):
+                results["turns"].append(turn)
                 write(options.results, results)
     return 0
 

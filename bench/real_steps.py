@@ -1,6 +1,6 @@
 """Training steps of BERT-base with real computation, and the times of the last step's parts.
 
-    ftcluster run -- real_steps.py '{"backend": "impi", "steps": 8, "samples": 32, "tokens": 128}'
+    mpirun ... real_steps.py '{"backend": "impi", "steps": 8, "samples": 32, "tokens": 128}'
 
 Each rank takes steps as the training loop does: kernels, bf16, gradients summed in buckets beside
 the backward pass, AdamW. Every other step has no exchange, as on a host alone, so that both kinds
@@ -10,6 +10,7 @@ seconds from the step's begin.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -95,8 +96,8 @@ def main(words: Sequence[str]) -> int:
     """Run the steps and return the exit code."""
     options = json.loads(words[0])
     torch.set_num_threads(1)
-    dist.init_process_group(options["backend"])
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, ranks = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+    dist.init_process_group(options["backend"], rank=rank, world_size=ranks)
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert"))
     kernels = patch_model(model, None, True, Optimizations(cross_entropy=False), ProgressLog(None))

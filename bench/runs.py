@@ -1,24 +1,21 @@
-"""Arguments, processes and machine facts that the training benchmarks share."""
+"""Arguments and processes that the training benchmarks share."""
 
 import argparse
-import datetime
 import json
 import os
-import re
 import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.machines import cpu, precision
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.protocol.job import Job
 
 ROOT = Path(__file__).parent.parent
 KERNELS = ROOT / "train/ftcluster_kernels"
 TCMALLOC = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "/usr/lib64/libtcmalloc.so.4")
-BF16 = ("amx_bf16", "avx512_bf16")  # CPU flags
-INSTRUCTIONS = (*BF16, "avx512f", "avx2")
 # shapes of the matmuls by which machines are compared: rows, inner size and columns
 SHAPES = ((1024, 768, 768), (1024, 768, 3072), (1024, 3072, 768))
 
@@ -142,32 +139,3 @@ def machine(prefix: Path, threads: int, site: Path | None = None) -> dict[str, A
         "products_per_second": measured["operations_per_second"],
         "versions": measured["versions"],
     }
-
-
-def cpu() -> dict[str, Any]:
-    """Return the CPU and the load of this machine."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "cpu": _cpuinfo().get("model name", ""),
-        "cores": len(os.sched_getaffinity(0)),
-        "instructions": instructions(),
-        "load": os.getloadavg()[0],
-    }
-
-
-def instructions() -> list[str]:
-    """Return the members of INSTRUCTIONS that this CPU has."""
-    return [flag for flag in INSTRUCTIONS if flag in _cpuinfo().get("flags", "").split()]
-
-
-def precision() -> str:
-    """Return the default precision of trainings on this machine."""
-    info, here = _cpuinfo(), {*instructions()}
-    # see fast_bf16 of ftcluster_kernels.products, which needs torch
-    slow = info.get("vendor_id") == "GenuineIntel" and info.get("model") != "85"
-    return "bf16" if "amx_bf16" in here or ("avx512_bf16" in here and not slow) else "fp32"
-
-
-def _cpuinfo() -> dict[str, str]:
-    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return dict(re.findall(r"^(.*?)\s*: (.*)$", info, re.MULTILINE))

@@ -26,7 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.runs import ROOT, cpu, write
+from bench.machines import cpu, resumed
+from bench.runs import ROOT, write
 from bench.scale_ranks import GATE_FILE, RANKS_FILE
 from ftcluster_common.protocol.launch import GUARD_FILE, LAUNCH_FILE, Launch, RankCores, RankHost
 from ftcluster_train.io.events import EVENTS
@@ -254,8 +255,7 @@ def main() -> int:
     parser.add_argument("--runs", nargs="*", type=int, default=list(RUNS))
     parser.add_argument("--events", nargs="*", type=int, default=list(EVENT_COUNTS))
     options = parser.parse_args()
-    there = options.results and options.results.exists()
-    results = json.loads(options.results.read_text()) if there else {"machine": cpu()}
+    results = resumed(options.results, cpu())
     folder = Path(tempfile.mkdtemp(prefix="ftcluster-scale-"))
     measurements: dict[str, tuple[list[int], Callable[[int], dict[str, Any]]]] = {
         "ranks": (options.ranks, lambda count: with_guardians(folder / f"r{count}", count)),

@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.runs import cpu, write
+from bench.machines import cpu, resumed
+from bench.runs import write
 from ftcluster.report.files import EVENTS, JOB
 from ftcluster_common import __version__
 from ftcluster_common.protocol.launch import LAUNCH_FILE, Launch, RankCores, RankHost
@@ -185,8 +186,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--home", type=Path)
     options = parser.parse_args()
-    there = options.results.exists()
-    results = json.loads(options.results.read_text()) if there else {"machine": cpu()}
+    results = resumed(options.results, cpu())
     results["commands"] = []
     path = options.results.absolute()
     with this_machine(options.home and options.home.absolute()) as home:

@@ -29,7 +29,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.runs import ROOT, cpu
+from bench.machines import Lines, cpu
+from bench.runs import ROOT
 from ftcluster.benchmark.scaling_model import Mode, Step, fit, prediction_errors
 from tests.testbed import Testbed
 
@@ -60,17 +61,21 @@ def main() -> int:
     parser.add_argument("--stock-seconds", type=float, default=5.0)
     parser.add_argument("--our-seconds", type=float, default=3.4)
     options = parser.parse_args()
+    results = Lines(options.results, "--results")
+    if options.verb != "table":
+        results.check(cpu())
     if options.verb == "rate":
         alone = replay(options, 1, "gloo", ["ddp"], STEPS, 0)
-        write(options.results, alone)
+        results.add(alone, cpu())
         for one in find_rate(options, seconds_of(alone)):
-            write(options.results, one)
+            results.add(one, cpu())
     elif options.verb == "replay":
-        rate = 0.0 if options.hosts == 1 else chosen_rate(read(options.results))
+        rate = 0.0 if options.hosts == 1 else chosen_rate(results.read())
         modes = options.modes.split(",")
-        write(options.results, replay(options, options.hosts, options.backend, modes, STEPS, rate))
+        lines = replay(options, options.hosts, options.backend, modes, STEPS, rate)
+        results.add(lines, cpu())
     else:
-        print("\n".join(table(read(options.results))))
+        print("\n".join(table(results.read())))
     return 0
 
 
@@ -92,7 +97,7 @@ def find_rate(options: argparse.Namespace, alone: float) -> Iterator[list[Line]]
         found.append({**lines[0], "rate": rate, "steps": of_rate})
     yield found
     points = [(one["rate"], alone / seconds_of([one])) for one in found if one["rate"]]
-    yield [{"chosen_rate": round(interpolate(points, WANTED)), "points": points, **cpu()}]
+    yield [{"chosen_rate": round(interpolate(points, WANTED)), "points": points}]
 
 
 def interpolate(points: Sequence[tuple[float, float]], wanted: float) -> float:
@@ -191,18 +196,6 @@ def counted(line: Line) -> list[list[Line]]:
     """Return the steps without the first, or without the steps up to the first exchange."""
     steps: list[list[Line]] = line["steps"]
     return steps[EVERY:] if line["mode"].endswith("local") else steps[1:]
-
-
-def write(path: Path, lines: Sequence[Line]) -> None:
-    """Append lines to the results."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-
-
-def read(path: Path) -> list[Line]:
-    """Read the results."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def chosen_rate(lines: Sequence[Line]) -> float:

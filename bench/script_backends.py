@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.fast import BF16_WORDS, SCRIPTS, WORDS
-from bench.runs import ROOT, environment, machine, precision, write
+from bench.machines import precision
+from bench.runs import ROOT, environment, machine, write
 
 BACKENDS = ("gloo", "impi")
 RANKS = 2

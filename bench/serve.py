@@ -20,12 +20,12 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
+
+from bench.machines import cpu
 
 ROOT = Path(__file__).parents[1]
 CLIENTS, BATCHES = 4, (1, 32)
 START_SECONDS = 120.0
-FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
         server.terminate()
         server.wait()
     results = {
-        "date": time.strftime("%Y-%m-%d"), **machine(), "words": options.words,
+        "machine": cpu(), "words": options.words,
         "runtime": runtime(options.model), "clients": CLIENTS, "texts_a_request": found,
     }  # fmt: skip
     print(json.dumps(results, indent=1))
@@ -76,22 +76,6 @@ def runtime(model: Path) -> str:
     """Return the name and version of the library that computes."""
     name = "onnxruntime" if (model / "model.onnx").is_file() else "openvino"
     return f"{name} {__import__(name).__version__}"
-
-
-def machine() -> dict[str, Any]:
-    """Return the CPU, its instructions, its cores and the load."""
-    text = Path("/proc/cpuinfo").read_text("ascii")
-    fields = dict(
-        line.split("\t: ") for line in text.split("\n\n")[0].splitlines() if "\t: " in line
-    )
-    fields |= {"model name": text.partition("model name\t: ")[2].partition("\n")[0]}
-    flags = text.partition("flags\t\t: ")[2].partition("\n")[0].split()
-    return {
-        "cpu": fields["model name"],
-        "instructions": [flag for flag in FLAGS if flag in flags],
-        "cores": len(os.sched_getaffinity(0)),
-        "load": round(os.getloadavg()[0], 1),
-    }
 
 
 def ask(address: str, texts: list[str]) -> None:

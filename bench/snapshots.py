@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from bench.machines import cpu
 from ftcluster_common.protocol.job import Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import snapshots as module
@@ -58,7 +59,7 @@ def main() -> int:
     every = max(Job.snapshot_seconds, 100 * cost)
     print(f"{cost:.2f} s with {options.threads} threads: a snapshot every {every:.0f} s")
     if options.results:
-        found = {"threads": options.threads, "load": os.getloadavg()[0], "costs": snapshots.costs}
+        found = {"machine": {**cpu(), "threads": options.threads}, "costs": snapshots.costs}
         options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -4,7 +4,7 @@ FILES names the measurements of each section; `bench.figures` writes the pages.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import vl_convert
 
 from bench.curves import mean_and_spread
 from bench.local_sync import METRICS
+from bench.machines import machine_of, same_machine, short_name
 from bench.published import errors
 from bench.published import table as of_published
 from bench.quality import table as of_quality
@@ -42,6 +43,9 @@ FILES = {
     "jobs": ("2026-11-27-jobs.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-25-time-to-quality-qqp.json"),
 }
+# sections whose rows stand in the same table
+TRAINERS = ("engine", "sft", "embed")
+WITH_AMX = (*TRAINERS, "fast")
 ENGINE = {
     "mrpc": "MRPC, DistilBERT-base, batch 32",
     "squad": "SQuAD, DistilBERT-base, batch 16",
@@ -61,7 +65,7 @@ SENTENCE_TRANSFORMERS = {
     "embed": ("sentence embeddings", "SentenceTransformerTrainer"),
     "rerank": ("reranker", "CrossEncoderTrainer"),
 }
-CORES = 2  # cores in the measurements of the engine
+REMEDY = "measure both on the same machine, or give them separate sections in bench/speed_page.py"
 TUNED, DEFAULT = "tuned baseline", "default settings, because no tuned baseline was measured"
 AXIS = "times as fast as the baseline, on two cores of an Intel Xeon with AMX"
 PICTURE = ROOT / "docs/speed.svg"
@@ -94,8 +98,41 @@ class Comparison:
 
 
 def read(name: str) -> list[Any]:
-    """Return the measurements, the oldest first."""
-    return [json.loads((RESULTS / file).read_text(encoding="utf-8")) for file in FILES[name]]
+    """Return the measurements of a section, the oldest first.
+
+    Raises:
+        SystemExit: the files come from different machines.
+    """
+    same_machine(_machines(name), REMEDY)
+    return [_content(file) for file in FILES[name]]
+
+
+def one_machine(*names: str, apart: Collection[str] = ()) -> dict[str, Any]:
+    """Return the machine of all files of some sections, whose rows are merged or compared.
+
+    Args:
+        apart: names of facts that may differ, because the rows of the table state them.
+
+    Raises:
+        SystemExit: the files come from different machines.
+    """
+    machines = _machines(*names)
+    same_machine(machines, REMEDY, apart)
+    return next(iter(machines.values()))
+
+
+def _machines(*names: str) -> dict[str, dict[str, Any]]:
+    """Return the machine of each file of some sections."""
+    return {
+        f"bench/results/{file}" + (f", part {number}" if number else ""): machine_of(one)
+        for name in names
+        for file in FILES[name]
+        for number, one in enumerate(_each(_content(file)))
+    }
+
+
+def _content(file: str) -> Any:
+    return json.loads((RESULTS / file).read_text(encoding="utf-8"))
 
 
 def speeds(name: str) -> dict[str, Any]:
@@ -107,7 +144,12 @@ def speeds(name: str) -> dict[str, Any]:
 
 
 def comparisons() -> Iterator[Comparison]:
-    """Return all comparisons that were measured with AMX."""
+    """Return all comparisons that were measured with AMX.
+
+    Raises:
+        SystemExit: they come from different machines.
+    """
+    one_machine(*WITH_AMX)
     yield from of_engine("engine")
     yield from of_scripts()
     yield from of_sft("sft")
@@ -115,7 +157,12 @@ def comparisons() -> Iterator[Comparison]:
 
 
 def without_amx(instructions: str) -> list[Comparison]:
-    """Return the measurements with other instructions than AMX."""
+    """Return the measurements with other instructions than AMX.
+
+    Raises:
+        SystemExit: they come from different machines.
+    """
+    one_machine(*(f"{name}-{instructions}" for name in TRAINERS))
     return [
         *of_engine(f"engine-{instructions}"), *of_sft(f"sft-{instructions}"),
         *of_embeddings(f"embed-{instructions}"),
@@ -179,8 +226,11 @@ def of_embeddings(name: str) -> Iterator[Comparison]:
 
 def speed_ups() -> str:
     """Return the speed-ups over tuned and default baselines by instruction set, in Markdown."""
-    ways = {"AMX": list(comparisons()), "AVX512-BF16": without_amx("avx512-bf16"),
-            "AVX2, fp32": without_amx("avx2")}  # fmt: skip
+    ways = {
+        f"AMX ({short_name(one_machine(*WITH_AMX))})": list(comparisons()),
+        f"AVX512-BF16 ({_without('avx512-bf16')})": without_amx("avx512-bf16"),
+        f"AVX2, fp32 ({_without('avx2')})": without_amx("avx2"),
+    }
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for way, found in ways.items():
         for one in found:
@@ -193,6 +243,10 @@ def speed_ups() -> str:
         ratios = " | ".join(by_way.get(way, "") for way in ways)
         lines.append(f"| {work} | {instead} | {ratios} |")
     return "\n".join(lines)
+
+
+def _without(instructions: str) -> str:
+    return short_name(one_machine(*(f"{name}-{instructions}" for name in TRAINERS)))
 
 
 def summary(found: list[Comparison]) -> str:
@@ -216,17 +270,23 @@ def summary(found: list[Comparison]) -> str:
 def machines() -> str:
     """Return a Markdown table with the machine and versions of each file of results."""
     lines = ["| results | CPU | matmuls, TFLOP/s | versions |", "|---|---|---|---|"]
-    for name, files in FILES.items():
-        for file, found in zip(files, read(name), strict=True):
-            for machine in (one["machine"] for one in _each(found)):
+    for files in FILES.values():
+        for file in files:
+            for machine in map(machine_of, _each(_content(file))):
                 rate = machine.get("products_per_second", 0) / 1e12
                 versions = ", ".join(map(" ".join, machine.get("versions", {}).items()))
                 lines.append(
                     f"| {file} | {machine['cpu']}, {machine['cores']} cores, "
-                    f"{' '.join(machine['instructions'])} | {f'{rate:.2f}' if rate else ''} "
+                    f"{' '.join(machine['instructions'])}{_limits(machine)} "
+                    f"| {f'{rate:.2f}' if rate else ''} "
                     f"| {versions or 'not noted'} |"
                 )
     return "\n".join(dict.fromkeys(lines))
+
+
+def _limits(machine: dict[str, Any]) -> str:
+    """Return the variables that hide instructions of the machine's CPU."""
+    return "".join(f", {name}={value}" for name, value in machine.get("limits", {}).items())
 
 
 def _each(found: Any) -> list[dict[str, Any]]:
@@ -303,7 +363,12 @@ def shown(row: dict[str, Any]) -> bool:
 
 
 def by_precision() -> dict[tuple[str, str], Any]:
-    """Return the engine's measurements by case and precision."""
+    """Return the engine's measurements by case and precision.
+
+    Raises:
+        SystemExit: they come from different machines.
+    """
+    one_machine("engine", "engine-fp32", apart=("precision",))
     return {
         (case, precision): found
         for name, precision in (("engine", "bf16"), ("engine-fp32", "fp32"))
@@ -339,13 +404,13 @@ def tables(found: list[Comparison]) -> dict[str, str]:
         "quality": of_quality([row for row in read("quality")[-1]["quality"] if shown(row)]),
         "time": times_to_a_metric(),
         "jobs": jobs(),
-        "published": of_published(by_precision(), CORES),
+        "published": of_published(by_precision(), one_machine("engine")["threads"]),
     }
 
 
 def published_errors(results: dict[tuple[str, str], Any], precision: str) -> list[float]:
     """Return predicted over published times of Trainer, for all that were published."""
-    return errors(results, CORES, precision)
+    return errors(results, one_machine("engine")["threads"], precision)
 
 
 def draw() -> None:

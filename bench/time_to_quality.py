@@ -14,7 +14,6 @@ change the seconds more than the CPU time. The shorter schedules were chosen wit
 the seeds measured here.
 """
 
-import json
 import os
 import statistics
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 from bench.curves import done, mean_and_spread, spread
 from bench.local_sync import METRICS
+from bench.machines import Lines
 from bench.quality import TUNED, first_rows
 from bench.runs import Bench, arguments, environment, machine, run_module, write
 
@@ -74,22 +74,23 @@ def main() -> int:
         for case in options.cases or WAYS
         for way in options.way or (STOCK, SHORT)
     ]  # fmt: skip
+    runs = Lines(options.runs)
+    missing = [key for key in wanted if not done(key, runs.read())]
+    here = machine(options.prefix, options.threads) if missing else {}
+    if missing:
+        runs.check(here)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options.prefix, options.data.absolute(), options.encoder.absolute(), 1)
         cases = {key["case"] for key in wanted}
         data = {case: first_rows(bench.data / case, Path(folder) / "data") for case in cases}
-        for number, key in enumerate(wanted):
-            if done(key, options.runs):
-                continue
+        for number, key in enumerate(missing):
             shorter = replace(bench, data=data[key["case"]])
             run = key | train(shorter, Path(folder) / str(number), key)
-            with options.runs.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(run) + "\n")
+            runs.add([run], here)
             print(run, file=sys.stderr, flush=True)
-    found = summary([run for key in wanted for run in done(key, options.runs)])
+    found = summary([run for key in wanted for run in done(key, runs.read())])
     print(table(found))
-    of_machine = machine(options.prefix, options.threads)
-    write(options.results, {"machine": of_machine, "trainings": found})
+    write(options.results, {"machine": runs.machine(), "trainings": found})
     return 0
 
 

@@ -92,7 +92,9 @@ class ActionModule(ActionBase):
             reporter.report_bytes("sending packages", sent, total)
 
         add(0)
-        push_files(self, [(path.resolve(), path.name) for path in files], staging, add)
+        # the host compares the files with the hashes of the wheelhouse
+        paths = [(path.resolve(), path.name) for path in files]
+        push_files(self, paths, staging, add, hashed=False)
 
     def _on_host(self, sent: Mapping[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any]:
         arguments = {**self._task.args, "from_action": sent}

@@ -16,6 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.progress import 
 
 MODULE = "ftcluster.cluster.packages"
 LOCK_SECONDS = 300  # default of the module's option
+FRESH_SECONDS = 600  # apt's lists of packages are used without an update for this time
 POLL_SECONDS = 10.0  # length of a wait on the host; the lock's holder is reported after each wait
 
 
@@ -73,18 +74,22 @@ class ActionModule(ActionBase):
             arguments = {"name": names, "install_weak_deps": False}
             return self._run(f"ansible.builtin.{manager}", arguments, variables)
         arguments = {
-            "name": names, "install_recommends": False, "update_cache": True,
-            "update_cache_retries": 1, "lock_timeout": 10,
-            "fail_on_autoremove": True,  # no other package is removed
+            "name": names, "install_recommends": False, "update_cache_retries": 1,
+            "lock_timeout": 10, "fail_on_autoremove": True,  # no other package is removed
         }  # fmt: skip
-        first = self._run("ansible.builtin.apt", arguments, variables)
-        if not first.get("failed"):
-            return first
-        # The update fails if a single source, such as a vendor's, does not respond, although the
-        # lists of the other sources have been fetched.
-        without_update = {**arguments, "update_cache": False}
-        second = self._run("ansible.builtin.apt", without_update, variables)
-        return first if second.get("failed") else second
+        done: dict[str, Any] = {}
+        for update in (
+            {"update_cache": True, "cache_valid_time": FRESH_SECONDS},
+            # The update fails if a single source, such as a vendor's, does not respond, although
+            # the lists of the other sources have been fetched.
+            {"update_cache": False},
+            # The folder of the lists is as new as the image of a host, but may be empty.
+            {"update_cache": True},
+        ):
+            done = self._run("ansible.builtin.apt", {**arguments, **update}, variables)
+            if not done.get("failed"):
+                break
+        return done
 
     def _run(
         self, module: str, arguments: dict[str, Any], variables: dict[str, Any]

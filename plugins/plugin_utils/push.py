@@ -30,6 +30,7 @@ def push_files(
     files: Iterable[tuple[Path, str]],
     folder: str,
     on_bytes: Callable[[int], None] = lambda _: None,
+    hashed: bool = True,
 ) -> dict[bytes, bytes]:
     """Write files into a new folder on the host, which only the task's user can read.
 
@@ -40,16 +41,18 @@ def push_files(
         files: path and name in the new folder of each file. Paths must not contain links.
         folder: path of the new folder on the host.
         on_bytes: function that is called after each sent piece with its size in bytes.
+        hashed: False if the caller does not need the hashes.
 
     Returns:
-        The SHA-256 (32 bytes) of each file's sent contents, by the file's name (bytes).
+        The SHA-256 (32 bytes) of each file's sent contents, by the file's name (bytes); empty
+        without `hashed`.
 
     Raises:
         AnsibleActionFail: the host cannot write the files or already has the folder, or a file
             cannot be read here.
     """
     try:
-        return _push(action, files, folder, on_bytes)
+        return _push(action, files, folder, on_bytes, hashed)
     except OSError as error:
         raise AnsibleActionFail(f"{error.filename} cannot be sent: {error.strerror}") from error
 
@@ -59,12 +62,13 @@ def _push(
     files: Iterable[tuple[Path, str]],
     folder: str,
     on_bytes: Callable[[int], None],
+    hashed: bool,
 ) -> dict[bytes, bytes]:
     there, parent = shlex.quote(folder), shlex.quote(folder.rpartition("/")[0] or "/")
     # create the folder together with the first files, because each command costs a round trip
     make = f"(umask 022 && mkdir -p {parent}) && mkdir -m 0700 {there} && "
     unpack = f"tar -x -f - -C {there}"
-    digests: dict[bytes, bytes] = {}
+    digests: dict[bytes, bytes] | None = {} if hashed else None
     batch: list[tuple[Path, str]] = []
     size = 0
     for path, name in files:
@@ -72,7 +76,9 @@ def _push(
             length = os.fstat(file.fileno()).st_size
         if length >= CHUNK_BYTES:
             target = f"{folder}/{name}"
-            digests[os.fsencode(name)] = _push_large(action, path, target, make, on_bytes)
+            digest = _push_large(action, path, target, make, on_bytes, hashed)
+            if digests is not None:
+                digests[os.fsencode(name)] = digest
             make = ""
             continue
         if size + length > CHUNK_BYTES:
@@ -86,14 +92,14 @@ def _push(
         on_bytes(size)
     elif make:
         _run(action, f"{make}true", b"", folder)
-    return digests
+    return digests or {}
 
 
-def tar_of(files: Iterable[tuple[Path, str]], digests: dict[bytes, bytes]) -> bytes:
+def tar_of(files: Iterable[tuple[Path, str]], digests: dict[bytes, bytes] | None) -> bytes:
     """Return an uncompressed tar of (path, name in the tar) pairs.
 
     Args:
-        digests: dictionary that receives the SHA-256 of each file.
+        digests: dictionary that receives the SHA-256 of each file; None if nobody needs them.
     """
     buffer = io.BytesIO()
     # in the default format, GNU tar reads names as UTF-8 and converts them to the host's locale
@@ -105,7 +111,8 @@ def tar_of(files: Iterable[tuple[Path, str]], digests: dict[bytes, bytes]) -> by
                 entry.mode = _mode(file)
             entry.size = len(contents)
             tar.addfile(entry, io.BytesIO(contents))
-            digests[os.fsencode(name)] = hashlib.sha256(contents).digest()
+            if digests is not None:
+                digests[os.fsencode(name)] = hashlib.sha256(contents).digest()
     return buffer.getvalue()
 
 
@@ -115,7 +122,7 @@ def _mode(file: IO[bytes]) -> int:
 
 
 def _push_large(
-    action: Any, path: Path, target: str, make: str, on_bytes: Callable[[int], None]
+    action: Any, path: Path, target: str, make: str, on_bytes: Callable[[int], None], hashed: bool
 ) -> bytes:
     place = shlex.quote(target)
     digest = hashlib.sha256()
@@ -123,9 +130,10 @@ def _push_large(
     with open_file(path) as file, ThreadPoolExecutor(1) as pool:
         start = f'mkdir -p "$(dirname {place})" && : > {place} && chmod {_mode(file):o} {place} && '
         while part := file.read(CHUNK_BYTES):
-            hashed = pool.submit(digest.update, part)
+            hashing = pool.submit(digest.update, part) if hashed else None
             _run(action, f"{make}{start}cat >> {place}", part, target)
-            hashed.result()
+            if hashing:
+                hashing.result()
             on_bytes(len(part))
             make = start = ""
     return digest.digest()

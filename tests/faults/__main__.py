@@ -123,7 +123,7 @@ def main() -> int:
         print(line, flush=True)
 
     if options.operations:
-        if (machine := {"kind": "machine", **table.machine()}) not in before:
+        for machine in table.new_machine(before):
             write(machine)
         tried_now = list(operations.try_faults(options.only or [*operations.OPERATION_FAULTS]))
         for result in tried_now:
@@ -134,7 +134,7 @@ def main() -> int:
         faults = planned_faults(options.seed, name, options.only, options.faults, done)
         if not faults:
             continue
-        if (machine := {"kind": "machine", **table.machine()}) not in (*before, *results):
+        for machine in table.new_machine((*before, *results)):
             write(machine)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))

@@ -2,12 +2,14 @@
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.machines import short_name
 from tests.faults import operations
 from tests.faults.campaign import survived
 from tests.faults.injections import FAULTS
@@ -32,7 +34,21 @@ def machine() -> dict[str, Any]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Return the results, each with the CPU of the machine whose line precedes it."""
+    results: list[dict[str, Any]] = []
+    cpu = ""
+    for line in path.read_text().splitlines():
+        result = json.loads(line)
+        if result["kind"] == "machine":
+            cpu = short_name(result)
+        results.append(result | ({"cpu": cpu} if result["kind"] == "fault" else {}))
+    return results
+
+
+def new_machine(results: Results) -> list[dict[str, Any]]:
+    """Return the line of this machine, unless it is the last machine of the results."""
+    here = {"kind": "machine", **machine()}
+    return [here] if [one for one in results if one["kind"] == "machine"][-1:] != [here] else []
 
 
 def tables(results: Results) -> dict[str, str]:
@@ -42,7 +58,7 @@ def tables(results: Results) -> dict[str, str]:
     heads = (
         "tries | survived | cause named | noticed after, s | next step after, s | steps lost | left"
     )
-    by_place = [f"| fault | on | {heads} |", "|---" * 9 + "|"]
+    by_place = [f"| fault | on | CPU: tries | {heads} |", "|---" * 10 + "|"]
     by_fault = [
         "| fault | tries | survived | noticed after, s | next step after, s |", "|---" * 5 + "|",
     ]  # fmt: skip
@@ -56,7 +72,10 @@ def tables(results: Results) -> dict[str, str]:
         for name, fault in FAULTS.items():
             tried = [one for one in faults if (one["fault"], one["place"]) == (name, place)]
             if tried:
-                by_place.append(f"| {' | '.join((fault.title, where, *_counts(tried).values()))} |")
+                cpus = Counter(one["cpu"] for one in tried)
+                measured_on = ", ".join(f"{cpu}: {count}" for cpu, count in cpus.items())
+                cells = (fault.title, where, measured_on, *_counts(tried).values())
+                by_place.append(f"| {' | '.join(cells)} |")
     return {
         "faults": "\n".join(by_fault),
         "faults-by-place": "\n".join(by_place),

@@ -2,10 +2,11 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from tests.faults.ledger import Order, by_pass, compare, counted, read_log
-from tests.faults.table import tables
+from tests.faults.table import machine, new_machine, read, tables
 
 UNDISTURBED: Order = {1: Counter([0, 1]), 2: Counter([2, 3]), 3: Counter([4, 5])}
 
@@ -27,17 +28,32 @@ def test_the_last_time_that_a_step_was_taken_counts() -> None:
     assert by_pass(UNDISTURBED, 2) == {1: Counter(range(4)), 2: Counter([4, 5])}
 
 
-def test_the_tables_have_what_was_measured() -> None:
-    machine = {"kind": "machine", "cpu": "A CPU", "cores": 2, "amx": False, "kernel": "6.1"}
+def test_the_tables_have_what_was_measured(tmp_path: Path) -> None:
+    described = {"kind": "machine", "cpu": "A machine", "cores": 2, "amx": False, "kernel": "6.1"}
+    other = described | {"cpu": "Intel(R) Xeon(R) Processor"}
     fault: dict[str, Any] = {
         "kind": "fault", "fault": "kill-rank", "place": "localhost", "state": "continued",
         "named": True, "noticed": 0.5, "moving": 9.0, "steps_lost": 3, "left": [],
         "checkpoint_lost": False,
     }  # fmt: skip
     slower = fault | {"noticed": 1.5, "moving": 11.0, "steps_lost": 5}
-    made = tables([machine, fault, slower])
-    row = "SIGKILL of a rank | one host, two ranks | 2 | 2 | 2 | 1, 1.5 | 10, 11 | 4, 5 | 0"
+    results = tmp_path / "results.jsonl"
+    lines = (described, fault, other, slower)
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = tables(read(results))
+    row = "SIGKILL of a rank | one host, two ranks | A machine: 1, Intel Xeon: 1"
+    row += " | 2 | 2 | 2 | 1, 1.5 | 10, 11 | 4, 5 | 0"
     assert made["faults-by-place"].splitlines()[2:] == [f"| {row} |"]
     assert made["faults"].splitlines()[2:] == ["| SIGKILL of a rank | 2 | 2 | 1, 1.5 | 10, 11 |"]
-    assert made["faults-machines"] == "- 2 cores of A CPU, without AMX, Linux 6.1"
+    assert made["faults-machines"].splitlines() == [
+        "- 2 cores of A machine, without AMX, Linux 6.1",
+        "- 2 cores of Intel(R) Xeon(R) Processor, without AMX, Linux 6.1",
+    ]
     assert "SIGSTOP of a rank" in made["faults-not-tried"]
+
+
+def test_a_machine_that_returns_is_written_again() -> None:
+    """The lines below a machine were measured on it."""
+    here, other = {"kind": "machine", **machine()}, {"kind": "machine", "cpu": "A CPU"}
+    assert new_machine([here, {"kind": "fault"}]) == []
+    assert new_machine([here, other]) == new_machine([]) == [here]

@@ -74,6 +74,10 @@ EVENTS: dict[str, dict[str, Any]] = {
         "collectives": int,
         "latency_seconds": Number,
     },
+    # the parts of one step on rank 0, if there are several ranks: a list of kind (of STEP_PARTS;
+    # blocked: in a collective), note (the size of an exchange), begin and end, in seconds since the
+    # step began, see `ftcluster_train.comm.traffic`
+    "timeline": {"step": int, "spans": list},
     # a host that has fallen behind, and the reason. ratio: the host's time per step divided by the
     # usual time; 0 after the host has recovered
     "slow_host": {"host": str, "step": int, "ratio": Number, "message": str},
@@ -141,6 +145,7 @@ ELEMENTS: dict[str, Any] = {
     "used": str,
     "waited_seconds": Number,
 }
+STEP_PARTS = ("forward", "backward", "exchange", "optimizer", "blocked")
 PLACEMENT = {"rank": int, "host": str, "cpus": str, "threads": int}
 MOST_NUMBER = 1 << 63
 
@@ -158,6 +163,7 @@ def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
         )
         and (kind != "data" or is_data(fields))
         and (kind != "notice" or _is(fields.get("failed_save", ""), str))
+        and (kind != "timeline" or all(map(_is_step_part, fields["spans"])))
         and _are_reports(fields.get("classes", {}))
         and _are_texts(fields.get("texts", {}))
         and _are(fields.get("answers", []), str)
@@ -167,6 +173,14 @@ def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
             for name, type_ in PLACEMENT.items()
         )
     )
+
+
+def _is_step_part(value: Any) -> bool:
+    """Return True for a part of a step: a kind, a note, begin and end."""
+    match value:
+        case [str(kind), str(), begin, end]:
+            return kind in STEP_PARTS and _is(begin, Number) and _is(end, Number)
+    return False
 
 
 DATA_SET = {

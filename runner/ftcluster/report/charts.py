@@ -22,6 +22,10 @@ PARTS = {
 SHARES = {
     "compute": COMPUTE, "communication": COMMUNICATION, "input": INPUT, "waiting": WAITING,
 }  # fmt: skip
+STEP = {
+    "forward": "#6fa3d8", "backward": COMPUTE, "optimizer": INPUT, "blocked": WAITING,
+    "exchange": COMMUNICATION,
+}  # fmt: skip
 SPANS = {
     "starting": "#d3d7de", "loading": "#a9b4c4", "training": "#2f6fb5", "evaluating": "#12908a",
     "saving": "#8a63b8", "restarting": "#cc3d3d",
@@ -156,6 +160,33 @@ def shares(rows: Rows, parts: Mapping[str, str], x_title: str, percent: bool = F
         )
     )  # fmt: skip
     return _fitted(chart, _height(rows) + 40)
+
+
+def step_line(spans: Sequence[tuple[str, str, float, float]], width: int = WIDTH) -> Chart:
+    """Draw the parts of a step as bars: the work of the cores above the exchanges of gradients.
+
+    Args:
+        spans: kind of STEP, a note, and begin and end in seconds.
+    """
+    rows = [
+        {"row": "network" if kind == "exchange" else "cores", "kind": kind,
+         "began": 1e3 * began, "ended": 1e3 * ended}
+        # later bars are drawn on top
+        for kind, _note, began, ended in sorted(spans, key=lambda span: span[0] == "blocked")
+    ]  # fmt: skip
+    kinds = {kind: colour for kind, colour in STEP.items() if any(kind == s[0] for s in spans)}
+    chart: Chart = (
+        alt.Chart(alt.InlineData(rows))
+        .mark_bar(stroke="white", strokeWidth=0.7)
+        .encode(
+            x=alt.X("began:Q", title="milliseconds of a step", axis=alt.Axis(tickCount=8)),
+            x2="ended:Q",
+            y=alt.Y("row:N", title=None, sort=["cores", "network"]),
+            color=_colours("kind", kinds),
+        )
+        .properties(width=width, height=4 * ROW)
+    )
+    return chart
 
 
 def time_line(rows: Rows, marks: Rows) -> Chart:

@@ -34,6 +34,7 @@ class History:
             Likewise `evaluations`.
         intervals: intervals of all steps, including steps that a restart repeated.
         before: seconds of training in the runs that this run continues.
+        timeline: spans of the last event `timeline`.
         restarts: events `restart`; likewise `checkpoints`, `notices`, `slow_hosts` and `errors`.
     """
 
@@ -54,6 +55,7 @@ class History:
     notices: list[Mapping[str, Any]] = field(default_factory=list)
     slow_hosts: list[Mapping[str, Any]] = field(default_factory=list)
     before: float = 0.0
+    timeline: Sequence[tuple[str, str, float, float]] = ()
     errors: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
@@ -121,6 +123,8 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
                     history.before = history.steps[-1]["train_seconds"] - event["train_seconds"]
                 history.intervals.append(interval_between(before, event))
                 before = event
+            case "timeline":
+                history.timeline = event["spans"]
             case "evaluation":
                 _drop_repeated(history.evaluations, event["step"])
                 history.evaluations.append(event)

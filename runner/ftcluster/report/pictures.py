@@ -229,6 +229,11 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
             ),
         )
         yield picture(title, charts.shares(rows, charts.PARTS, "milliseconds"), note)
+    for run in runs:
+        if run.history.timeline:
+            title = "Exchanges beside the backward pass" + (f": {run.label}" if runs[1:] else "")
+            note = "one step of rank 0; an exchange sums a bucket of gradients over the ranks"
+            yield picture(title, charts.step_line(run.history.timeline), note)
     by_rank = [
         {
             "name": name,

@@ -94,7 +94,7 @@ def test_a_lock_that_is_taken_after_the_wait_is_waited_for_again(
 def test_a_lock_that_is_taken_again_and_again_fails_at_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    host = Host(["nftables"], [(start + 0.4, start + 3) for start in range(0, 999, 3)])
+    host = Host(["nftables"], [(start + 0.4, start + 4) for start in range(0, 999, 4)])
     result = install(host, monkeypatch, seconds=20)
     assert (result["failed"], result["busy"]) == (True, True)
     assert host.now < 40
@@ -121,9 +121,23 @@ def test_a_source_that_does_not_respond_is_no_reason_to_fail(
     host = Host(["nftables"], results=[FAILS])
     assert install(host, monkeypatch)["changed"]
     assert [call["update_cache"] for call in host.calls] == [True, False]
-    first = {"failed": True, "msg": "the first reason"}
-    host = Host(["nftables"], results=[first, FAILS])
-    assert install(host, monkeypatch)["msg"] == "the first reason"
+
+
+def test_lists_are_only_fetched_again_if_they_are_old_or_lack_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second package, installed at once, needs no update; an image has empty new lists."""
+    host = Host(["nftables"])
+    assert install(host, monkeypatch)["changed"]
+    [call] = host.calls
+    assert call["cache_valid_time"] == action.FRESH_SECONDS
+    host = Host(["nftables"], results=[FAILS, FAILS])
+    assert install(host, monkeypatch)["changed"]
+    assert [call.get("cache_valid_time", 0) for call in host.calls] == [600, 0, 0]
+    assert [call["update_cache"] for call in host.calls] == [True, False, True]
+    last = {"failed": True, "msg": "no source responds"}
+    host = Host(["nftables"], results=[FAILS, FAILS, last])
+    assert install(host, monkeypatch)["msg"] == "no source responds"
 
 
 def test_debians_own_database_tells_what_is_missing(run_module: Any) -> None:

@@ -98,6 +98,8 @@ def test_many_small_files_go_in_several_tars(
         name.encode(): hashlib.sha256(path.read_bytes()).digest() for path, name in pairs
     }
     assert module.found_in(tmp_path / "again") == sent
+    assert push_files(Action(), pairs, str(tmp_path / "third"), hashed=False) == {}
+    assert module.found_in(tmp_path / "third") == sent
 
 
 def test_a_large_file_that_cannot_be_written_is_named(

@@ -274,7 +274,9 @@ def install(folder: Path, there: Host, house: Wheelhouse, monkeypatch: pytest.Mo
         files: list[tuple[Path, str]],
         _folder: str,
         on_bytes: Callable[[int], None],
+        hashed: bool,
     ) -> None:
+        assert not hashed  # the hashes of the wheelhouse are sent
         on_bytes(len(files))
         there.sent += [name for _, name in files]
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from ftcluster.launch.events import read_event_line
 from ftcluster.report.files import RunFiles
+from tests.programs import ROOT
 
 BEGAN = 1_795_398_000.0
 BATCH, TOKENS = 64, 40  # samples per step, and tokens per sample
@@ -12,6 +13,8 @@ WEIGHTS = 1_000_000
 CORES = 4  # cores per rank
 STEPS = 40
 LOGGED = 10  # steps between two logs
+# the parts of a measured step of BERT-base on two hosts
+TRACE = json.loads((ROOT / "bench/results/2026-11-27-real-scaling.json").read_text())["trace"]
 
 
 def run_files(run: str = "mrpc-20261123-013759-2872", **changes: Any) -> RunFiles:
@@ -88,6 +91,8 @@ def events(hosts: int = 2, slow: int = -1, restart: bool = False) -> list[dict[s
 
     def train(first: int, last: int) -> None:
         nonlocal now, trained
+        if world > 1:
+            write("timeline", step=first + 4, spans=TRACE)
         for step in range(first, last + 1):
             now, trained = now + step_seconds, trained + step_seconds
             if step % LOGGED:

@@ -12,7 +12,7 @@ from tests.unit.report.runs import run_files
 
 NOW = datetime(2026, 11, 23, 4, 5, tzinfo=UTC)
 # values that the page treats as numbers or its own names, not as text
-READ = ("event", "numa", "cpus", "price_per_hour", "state")
+READ = ("event", "numa", "cpus", "price_per_hour", "state", "spans")
 HOSTILE = (
     "\u202egpj.exe\u2066\x1b]52;c;YQ==\x07\x9b2J"
     "\"><script>x</script><img src=x onerror=y>'&lt;a href=javascript:z {{ 7*7 }}"

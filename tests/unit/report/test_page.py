@@ -13,7 +13,7 @@ from ftcluster.report.files import RunFiles
 from ftcluster.report.page import render
 from ftcluster.report.run_page import labels
 from ftcluster_common.protocol.class_report import report_of_classes
-from tests.unit.report.runs import run_files
+from tests.unit.report.runs import TRACE, run_files
 
 NOW = datetime(2026, 11, 23, 4, 5, tzinfo=UTC)
 RUNS = [
@@ -56,7 +56,7 @@ def test_a_page_of_one_run(one: str) -> None:
     assert pictures(one) == [
         "cores of node1-node2 by rank", "Loss", "Evaluation: f1", "Activity over time",
         "Samples per second over time", "Samples per second by rank", "Where a step's time goes",
-        "Each rank's time", "Scaling of mrpc",
+        "Exchanges beside the backward pass", "Each rank's time", "Scaling of mrpc",
     ]  # fmt: skip
     text = text_of(one)
     for said in (
@@ -85,6 +85,22 @@ def test_it_needs_nothing_else(one: str) -> None:
     assert "core 4: rank 1" in titles
     assert "core 8: unused" in titles
     assert "step: 20; training loss: 0.05; run: mrpc 2872" in titles
+
+
+def test_a_step_shows_exchanges_beside_the_backward_pass(one: str) -> None:
+    """All but the last of the measured exchanges ended before the backward pass did."""
+    [drawn] = [
+        svg for svg in re.findall(r"<svg .*?</svg>", one, re.DOTALL)
+        if 'aria-label="Exchanges beside' in svg
+    ]  # fmt: skip
+    mark = r"<title>milliseconds of a step: [\d.]+; row: (\w+); ended: ([\d.]+); kind: (\w+)"
+    marks = re.findall(mark, drawn)
+    assert len(marks) == len(TRACE)
+    assert {row for row, _, kind in marks if kind == "exchange"} == {"network"}
+    end = max(float(last) for _, last, kind in marks if kind == "backward")
+    ends = sorted(float(last) for _, last, kind in marks if kind == "exchange")
+    assert len(ends) > 10
+    assert ends[-2] < end < ends[-1]
 
 
 def test_several_runs_side_by_side() -> None:

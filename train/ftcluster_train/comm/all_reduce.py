@@ -1,5 +1,7 @@
 """All-reduces that send bf16 or int8 and sum in fp32."""
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
@@ -38,9 +40,22 @@ class Bf16AllReduces:
         self._group = dist.new_group()
         self._thread = ThreadPoolExecutor(1, "bf16-all-reduce")
 
-    def start(self, tensor: torch.Tensor) -> "Future[None]":
-        """Start an all-reduce; all ranks must call this in the same order."""
-        return self._thread.submit(all_reduce_bf16, tensor, self._group)
+    def start(
+        self, tensor: torch.Tensor, on_end: Callable[[float], None] | None = None
+    ) -> "Future[None]":
+        """Start an all-reduce; all ranks must call this in the same order.
+
+        Args:
+            on_end: function that is called in the thread after the all-reduce, with the time of
+                `time.perf_counter` at which the thread began it.
+        """
+        return self._thread.submit(self._all_reduce, tensor, on_end)
+
+    def _all_reduce(self, tensor: torch.Tensor, on_end: Callable[[float], None] | None) -> None:
+        began = time.perf_counter()
+        all_reduce_bf16(tensor, self._group)
+        if on_end:
+            on_end(began)
 
 
 def all_reduce_quantized(

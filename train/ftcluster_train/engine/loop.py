@@ -9,8 +9,10 @@ functions are in `ftcluster_kernels`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +23,7 @@ from transformers import PreTrainedModel
 from ftcluster_common.data.data_sets import weights_of
 from ftcluster_common.protocol.job import Job
 from ftcluster_kernels.nf4 import shape_of
+from ftcluster_train.comm.traffic import Timeline
 from ftcluster_train.comm.world import World, check_equal_on_ranks, gather_over_ranks
 from ftcluster_train.engine.checkpoints import Checkpoints
 from ftcluster_train.engine.data.token_samples import Samples
@@ -54,6 +57,7 @@ from ftcluster_train.patching.patch_model import (
 
 ALL_OPTIMIZATIONS = Optimizations()
 NO_SETS: Mapping[str, Samples] = {}
+RECORDED_STEP = 5  # step since the ranks started whose parts are logged; the first ones are slower
 SHOWN_SAMPLES = 8  # maximum number of samples that the error about a NaN loss lists
 
 
@@ -203,7 +207,8 @@ class _Loop:
         self._learning_rate = self._schedule.get_last_lr()[0]
         optimizer.start_batch(batch.by_rank)
         self._task.start_step(step, self.batches.steps)
-        done = self._training_step.run(batch)
+        with self._recorded(step):
+            done = self._training_step.run(batch)
         if step == self._first_step:
             self._log_kernels()
         if not math.isfinite(done.grad_norm):  # the weights were not updated
@@ -219,6 +224,18 @@ class _Loop:
         if self._intervals.logs(step):
             rate = self._schedule.get_last_lr()[0]
             log_step(state, done, rate, self._intervals, self._times, self._log)
+
+    @contextmanager
+    def _recorded(self, step: int) -> Iterator[None]:
+        """Log the parts of a step on this rank if several ranks take step RECORDED_STEP."""
+        if step != self._first_step + RECORDED_STEP - 1 or self._world.size == 1:
+            yield
+            return
+        traffic = self._optimizer.traffic
+        traffic.timeline = timeline = Timeline()
+        yield
+        traffic.timeline = None
+        self._log.write("timeline", step=step, spans=sorted(timeline.spans, key=itemgetter(2)))
 
     def _log_kernels(self) -> None:
         used = self._training_step.kernels_used  # None if this rank has no sample in the first step

@@ -7,7 +7,12 @@ from ftcluster_train.engine.trackers import Trackers
 from ftcluster_train.io.events import EventWriter
 
 TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # fields of `step` for trackers
-SPARED = ("step", "communication", "notice")  # events that are dropped if the disk is full
+SPARED = (
+    "step",
+    "communication",
+    "timeline",
+    "notice",
+)  # events that are dropped if the disk is full
 
 
 class ProgressLog:

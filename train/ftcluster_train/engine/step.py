@@ -192,7 +192,8 @@ class TrainingStep:
         with self._optimizer.context, self._kernels, data_set:
             loss = self._add_gradients(batch)
         report(batch.step, "all-reduce")
-        return StepResult(loss, self._optimizer.step())
+        with self._optimizer.traffic.part("optimizer"):
+            return StepResult(loss, self._optimizer.step())
 
     def _add_gradients(self, batch: StepBatch) -> float:
         """Run forward and backward passes; the last backward pass all-reduces the gradients."""
@@ -210,7 +211,10 @@ class TrainingStep:
             inputs, targets = self._task.collate(samples)
         read = (inputs[name] for name in ("input_ids", "decoder_input_ids") if name in inputs)
         self._times.padded_tokens += sum(tokens.numel() for tokens in read)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
+        with (
+            self._optimizer.traffic.part("forward"),
+            torch.autocast("cpu", torch.bfloat16, enabled=self._bf16),
+        ):
             return call_model(self._model, inputs), targets
 
     def _backward(self, loss: torch.Tensor, batch: StepBatch, last: bool) -> float:
@@ -218,7 +222,8 @@ class TrainingStep:
         loss = loss / sum(batch.by_rank)
         if last and self.kernels_used is None:
             self.kernels_used = kernels_in_use(loss, self._model)
-        self._optimizer.backward(loss, last)
+        with self._optimizer.traffic.part("backward"):
+            self._optimizer.backward(loss, last)
         value: float = loss.item()
         return value
 

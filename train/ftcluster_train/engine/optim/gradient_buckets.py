@@ -1,6 +1,8 @@
 """All gradients of a model in one flat tensor, all-reduced in buckets during the backward pass."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -263,9 +265,19 @@ class GradientBuckets:
         if self._bf16:
             for _ in range(2):
                 self.traffic.add(bucket.nbytes // 2, self._world_size)
-            return self._bf16.start(bucket).result
+            return self._bf16.start(bucket, self._recorder(bucket.nbytes // 2)).result
         self.traffic.add(bucket.nbytes, self._world_size, passes=2)
-        return dist.all_reduce(bucket, group=self._group, async_op=True).wait  # type: ignore[no-any-return]
+        began, recorder = time.perf_counter(), self._recorder(bucket.nbytes)
+        work = dist.all_reduce(bucket, group=self._group, async_op=True)
+        if recorder:
+            work.get_future().add_done_callback(lambda _: recorder(began))
+        return work.wait  # type: ignore[no-any-return]
+
+    def _recorder(self, sent: int) -> Callable[[float], None] | None:
+        """Return a function that adds an all-reduce of `sent` bytes to the step's timeline."""
+        if timeline := self.traffic.timeline:
+            return partial(timeline.add, "exchange", note=f"{sent / 2**20:.3g} MiB")
+        return None
 
 
 def _is_large_bf16(grad: torch.Tensor) -> bool:
