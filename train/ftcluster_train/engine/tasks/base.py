@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from ftcluster_train.comm.world import World
     from ftcluster_train.engine.data.run_code import Metrics
     from ftcluster_train.engine.progress import ProgressLog
+    from ftcluster_train.patching.batch_context import BatchContext
 
 ROWS_FILE = "rows.jsonl"  # file with the rows to predict, in the folder of the samples
 VALIDATION_ROWS = "validation_rows.json"  # indices of the rows drawn for validation
@@ -764,6 +765,20 @@ class Task(ABC):
         with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outputs = call_model(model, self.collate(samples).inputs)
         return self.predictions(outputs, samples)
+
+    def condense(
+        self, model: "PreTrainedModel", samples: Samples, world: "World", bf16: bool,  # noqa: ARG002
+        context: "BatchContext | None",  # noqa: ARG002
+    ) -> Sequence[Any] | None:  # fmt: skip
+        """Return results that `score` and `doubts` accept instead of a set's predictions, or None.
+
+        Tasks whose predictions for a large set would need too much memory implement this method.
+        Every rank must call it, and gets the same results.
+
+        Args:
+            context: batch context, see `predictions.predict`.
+        """
+        return None
 
     @abstractmethod
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
