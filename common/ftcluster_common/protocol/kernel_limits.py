@@ -5,7 +5,7 @@ ATTENTION_TOKENS = 1024  # maximum length of a sequence whose attention matrix a
 EVAL_TOKENS = 8192
 LOGITS = 1 << 27  # maximum logits at once, equal to LOGITS of ftcluster_kernels.cross_entropy
 # The search of an evaluation keeps the vectors of as many documents at once as have this number of
-# elements (32 MiB in fp32), and this number of best documents for each query: 100 and the query
+# elements (16 MiB in fp32), and this number of best documents for each query: 100 and the query
 # itself.
-SEARCH_ELEMENTS = 1 << 23
+SEARCH_ELEMENTS = 1 << 22
 SEARCH_DEPTH = 101

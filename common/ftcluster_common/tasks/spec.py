@@ -348,6 +348,10 @@ class TaskSpec(ABC, Generic[Fields]):
         """Return True if texts are rendered with the model's chat template."""
         return False
 
+    def searches(self, options: Fields) -> bool:
+        """Return True if an evaluation searches the texts of a set for its queries."""
+        return False
+
     def reads_modules(self, options: Fields) -> bool:
         """Return True if files of sentence-transformers in the model's folder may set fields."""
         return False
