@@ -2,9 +2,9 @@
 
     PYTHON -m bench.large_data_run RUN_DIR OPTIONS
 
-RUN_DIR has the job.json of a run. OPTIONS is a JSON object with `part` (`prepare` or `train`) and
-`limit`: the maximum number of bytes of private memory that the process may allocate; 0 for no
-limit. Prints one JSON object.
+RUN_DIR has the job.json of a run. OPTIONS is a JSON object with `part` (`prepare`, `train` or
+`evaluate`) and `limit`: the maximum number of bytes of private memory that the process may
+allocate; 0 for no limit. Prints one JSON object.
 """
 
 import json
@@ -25,6 +25,7 @@ from transformers.utils import logging
 from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
+from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
@@ -82,7 +83,7 @@ def main() -> int:
     job = read_job(run_dir)
     began = time.perf_counter()
     with PeakMemory() as memory:
-        measured = _prepare(job, run_dir) if options["part"] == "prepare" else _train(job, run_dir)
+        measured = PARTS[options["part"]](job, run_dir)
     measured |= {"before": memory.before, "peak": memory.peak}
     print(json.dumps(measured | {"seconds": time.perf_counter() - began}))
     return 0
@@ -108,6 +109,17 @@ def _train(job: Job, run_dir: Path) -> dict[str, Any]:
     job = replace(job, recipe=replace(job.recipe, training=training))
     train(job, task, model, samples[TRAIN], {}, WORLD, ProgressLog())
     return {"rows": rows}
+
+
+def _evaluate(job: Job, run_dir: Path) -> dict[str, Any]:
+    """Search the corpus of the validation set."""
+    task, model, samples = load(job, read_inputs(run_dir))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    scores = evaluate(task, model, {"validation": samples["validation"]}, WORLD, False)
+    return {"texts": len(samples["validation"]), "metrics": scores.metrics}
+
+
+PARTS = {"prepare": _prepare, "train": _train, "evaluate": _evaluate}
 
 
 def _make_tokenizer(folder: Path) -> None:

@@ -220,7 +220,10 @@ def test_reset_generation_removes_reported_settings_from_each_decoder(
     count = {"unpaired-preference-tuning": "6 of 6", CLM: " texts "}.get(task, "12 of 12")
     [repeated] = [line for line in notices if "no_repeat_ngram_size 3 in " in line]
     assert count in repeated
-    assert repeated.endswith("which generation forbids; reset_generation=true")
+    assert repeated.endswith(
+        "which generation forbids, so the model cannot write them; to drop the model's generation "
+        "settings, train with reset_generation=true"
+    )
     assert any(" max_length 12 in " in line for line in notices)
     [padding] = [line for line in notices if "pad_token_id -1" in line]
     assert padding.endswith("the trained model gets pad_token_id 99")

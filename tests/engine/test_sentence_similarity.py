@@ -17,7 +17,7 @@ from ftcluster_train.engine import rank
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
-from ftcluster_train.engine.tasks.embed.sentence_similarity import search
+from ftcluster_train.engine.tasks.embed.corpus_search import BestDocuments, search_metrics
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import result_of, run_rank
 from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model
@@ -94,9 +94,13 @@ def test_metrics_are_those_of_sentence_transformers() -> None:
         "queries": list(range(len(queries))),
         "same": [-1] * len(queries),
         "relevant": relevant,
-        "documents": list(range(len(queries), len(queries) + len(documents))),
     }
-    found = search(functional.normalize(torch.cat([queries, documents]), dim=-1), about)
+    first, second = (functional.normalize(vectors, dim=-1) for vectors in (queries, documents))
+    best = BestDocuments(len(queries))
+    numbers = torch.arange(len(queries), len(queries) + len(documents))
+    for some in torch.arange(len(documents)).split(7):
+        best.add(0, first @ second[some].T, numbers[some])
+    found = search_metrics(best.documents(), about)
     names = {"ndcg@k": "ndcg_at_10", "mrr@k": "mrr_at_10", "recall@k": "recall_at_10"}
     for theirs, ours in names.items():
         assert found[ours] == pytest.approx(recorded["searched"]["metrics"][theirs]["10"])

@@ -151,7 +151,11 @@ def test_each_remedy_in_a_notice_removes_it_from_training_and_model(tmp_path: Pa
     assert {*named} == SUMMARIZER.keys() - {"length_penalty", "num_beams", "max_length"}
     assert len(named) == len({*named})
     remedies = {line.rpartition("; ")[2] for line in notices if "in generation_config" in line}
-    assert remedies == {"min_length=2", "no_repeat_ngram_size=0", "reset_generation=true"}
+    assert remedies == {
+        "set min_length=2",
+        "set no_repeat_ngram_size=0",
+        "to drop the model's generation settings, train with reset_generation=true",
+    }
     options: dict[str, Any] = {"min_length": 2, "no_repeat_ngram_size": 0}
     notices = prepare(make_whole_job(tmp_path / "run2", TASK, data, model, options)).notices
     assert not {"min_length", "no_repeat_ngram_size"} & {*settings_in(notices)}

@@ -6,10 +6,12 @@ Parquet and Arrow files are read in `ftcluster_train.engine.data.sources`.
 import codecs
 import csv
 import json
+import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
@@ -43,6 +45,7 @@ WORDS = {  # splits by the words that name them in file names, as in the library
 }  # fmt: skip
 # files of BEIR: texts, queries, and qrels/*.tsv with the matching texts of each query
 CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels"
+MOST_NEGATIVES = 100  # maximum number of texts of a corpus in a row
 INDEX = "Unnamed: 0"  # pandas' name for an index column without a name
 SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
 BLOCK = 1 << 20  # bytes per read
@@ -348,13 +351,32 @@ def _flat(rows: Iterable[Any]) -> Iterator[Any]:
 def _judged(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield a row for each pair of a query and a matching text in BEIR's judgements.
 
-    For an evaluation, the first row contains all texts of the corpus as negatives, so that each
-    query searches the whole corpus. For training, only the matching texts are kept in memory.
+    For an evaluation, the rows also contain all texts of the corpus as negatives, so that each
+    query searches the whole corpus. Each row gets the same number of texts, without those that
+    match its query. Only the judged texts and the texts of one row are kept in memory.
     """
+    judged: dict[str, set[str]] = {}  # ids of the judged texts of each query
+    matching: dict[str, set[str]] = {}
+    for _, row in _csv(path):
+        if not isinstance(row, DataError):
+            query, text = row.get("query-id", ""), row.get("corpus-id", "")
+            judged.setdefault(query, set()).add(text)
+            if _is_positive(row):
+                matching.setdefault(query, set()).add(text)
+    folder = path.parents[1]
+    queries, _ = _by_id(folder / QUERIES, judged.keys())
+    corpus, count = _by_id(folder / CORPUS, set().union(*judged.values()))
+    pairs = sum(map(len, matching.values()))
     trains = _split_of(path) == TRAIN
-    queries = _by_id(path.parents[1] / QUERIES, _judged_ids(path, "query-id") if trains else None)
-    corpus = _by_id(path.parents[1] / CORPUS, _judged_ids(path, "corpus-id") if trains else None)
-    others = None if trains else [text for text in corpus.values() if text]
+    size = 0 if trains else min(MOST_NEGATIVES, math.ceil(count / max(pairs, 1)))
+    others = iter(()) if trains else _texts_by_id(folder / CORPUS)
+    last: tuple[str, str, str] | None = None
+
+    def with_negatives(query: str, text: str, negatives: Iterable[tuple[str, str]]) -> Row:
+        row: Row = {"query": queries[query], "positive": corpus[text]}
+        wrong = [other for number, other in negatives if other and number not in matching[query]]
+        return row if trains else {**row, "negative": wrong}
+
     for where, row in _csv(path):
         if isinstance(row, DataError):
             yield where, row
@@ -362,39 +384,52 @@ def _judged(path: Path) -> Iterator[tuple[str, Any]]:
         query, text, score = (row.get(name, "") for name in ("query-id", "corpus-id", "score"))
         missing = [f"{QUERIES} contains no _id {query}"] if query not in queries else []
         missing += [f"{CORPUS} contains no _id {text}"] if text not in corpus else []
-        if not score.strip().lstrip("-").isdigit():
+        if not score.strip().lstrip("-").isdecimal():
             missing.append(f"score must be a whole number, got {short(score)}")
         if missing:
             yield where, DataError(f"{where}: {'; '.join(missing)}")
-        elif int(score) > 0:
-            row = {"query": queries[query], "positive": corpus[text]}
-            yield where, row if others is None else {**row, "negative": others}
-            others = others and []
+        elif _is_positive(row):
+            last = where, query, text
+            yield where, with_negatives(query, text, islice(others, size))
+    if last:
+        where, query, text = last
+        while negatives := list(islice(others, size)):
+            yield where, with_negatives(query, text, negatives)
 
 
-def _judged_ids(path: Path, column: str) -> set[str]:
-    """Return the ids in a column of BEIR's judgements."""
-    return {row.get(column, "") for _, row in _csv(path) if not isinstance(row, DataError)}
+def _is_positive(judgement: Row) -> bool:
+    """Return True if a judgement's score is a whole number above 0."""
+    score = judgement.get("score", "").strip()
+    return score.isdecimal() and any(map(int, score))
 
 
-def _by_id(path: Path, wanted: Container[str] | None) -> dict[str, str]:
-    """Return the titles and texts of a BEIR file by their ids.
-
-    Args:
-        wanted: ids of the texts to keep; None for all of them.
+def _texts_by_id(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the id of each text of a BEIR file, and its title and text.
 
     Raises:
         DataError: a line has no _id or text; the message names the line.
     """
-    texts: dict[str, str] = {}
     for where, row in _json_lines(path):
         if isinstance(row, DataError):
             raise row
         if not isinstance(row, dict) or not {"_id", "text"} <= row.keys():
             raise DataError(f"{where}: the line must be an object with _id and text")
-        if wanted is None or str(row["_id"]) in wanted:
-            texts[str(row["_id"])] = f"{row.get('title') or ''} {row['text'] or ''}".strip()
-    return texts
+        yield str(row["_id"]), f"{row.get('title') or ''} {row['text'] or ''}".strip()
+
+
+def _by_id(path: Path, wanted: Container[str]) -> tuple[dict[str, str], int]:
+    """Return the wanted texts of a BEIR file by their ids, and the number of all texts.
+
+    Raises:
+        DataError: see `_texts_by_id`.
+    """
+    texts: dict[str, str] = {}
+    count = 0
+    for number, text in _texts_by_id(path):
+        count += 1
+        if number in wanted:
+            texts[number] = text
+    return texts, count
 
 
 def _json_value(line: str, path: Path, number: int) -> Any:

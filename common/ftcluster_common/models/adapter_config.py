@@ -211,8 +211,8 @@ def _refusal(folder: Path, problems: list[str]) -> GivenFileError:
     shown = "; ".join(problems[:SHOWN])
     more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
     return GivenFileError(
-        f"a training cannot continue the adapters in {folder}: {shown}{more}. Instead, {MERGE}, "
-        "and train the merged model"
+        f"ftcluster cannot train the adapters in {folder} further: {shown}{more}. To train from "
+        f"these adapters, {MERGE}, and name the folder of the merged model"
     )
 
 

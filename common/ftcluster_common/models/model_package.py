@@ -1,7 +1,11 @@
-"""Parses a recipe's reference to a model in a Python package. Standard library only."""
+"""Parses a recipe's reference to a model in a Python package, and names folders in packages.
+
+Standard library only.
+"""
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 PACKAGE = "pypi:"  # prefix of a reference to a Python package
 FORM = "pypi:NAME==VERSION --hash=sha256:HEX"
@@ -10,6 +14,7 @@ FORM = "pypi:NAME==VERSION --hash=sha256:HEX"
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _VERSION = r"[A-Za-z0-9](?:[A-Za-z0-9.!+_-]*[A-Za-z0-9])?"
 _HASH = r"--hash=sha256:[0-9a-f]{64}"
+PLAIN_FOLDERS = ("model", "models", "weights", "files", "data")  # names that name no model
 _WHOLE = re.compile(rf"({_NAME})==({_VERSION})((?: +{_HASH})+)")
 
 
@@ -45,3 +50,19 @@ def read_model_package(value: str) -> ModelPackage:
     if not match:
         raise ValueError(f"{value[:200]!a} is not {FORM}")
     return ModelPackage(match[1], match[2], tuple(match[3].split()))
+
+
+def name_of_folder(folder: Path) -> str:
+    """Return the name of a model's folder, which includes the name of an installed package.
+
+    Packages keep their model in a folder that is often called `model`. A folder for packages, such
+    as site-packages, contains folders `*.dist-info` (PyPA, Recording installed projects).
+
+    >>> name_of_folder(Path("/srv/models/bert-tiny"))
+    'bert-tiny'
+    """
+    for place in [*folder.parents][1:]:
+        if any(place.glob("*.dist-info")):
+            package = folder.parts[len(place.parts)]
+            return package if folder.name in PLAIN_FOLDERS else f"{package}-{folder.name}"
+    return folder.name

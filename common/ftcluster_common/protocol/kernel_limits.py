@@ -4,3 +4,8 @@ ATTENTION_TOKENS = 1024  # maximum length of a sequence whose attention matrix a
 # maximum tokens that a rank evaluates at once; without gradients, memory holds only one layer
 EVAL_TOKENS = 8192
 LOGITS = 1 << 27  # maximum logits at once, equal to LOGITS of ftcluster_kernels.cross_entropy
+# The search of an evaluation keeps the vectors of as many documents at once as have this number of
+# elements (16 MiB in fp32), and this number of best documents for each query: 100 and the query
+# itself.
+SEARCH_ELEMENTS = 1 << 22
+SEARCH_DEPTH = 101

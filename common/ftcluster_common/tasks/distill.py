@@ -70,6 +70,7 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
     pipeline = "text-classification"
     scaled_by = {"temperature": ("loss",), "alpha": ("loss",), "teacher": ("loss", "agreement")}
     student = ("classifier", "classify")
+    shares_tokenizer = True
 
     def columns(
         self,

@@ -352,6 +352,10 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         """Return True unless the loss compares each text only with the teacher's embedding."""
         return not options.distils
 
+    def searches(self, options: SentenceSimilarity) -> bool:
+        """Return True unless each text is only compared with the teacher's embedding."""
+        return not options.distils
+
     def reads_modules(self, options: SentenceSimilarity) -> bool:
         """Return True if the model's folder determines pooling or normalization (`auto`)."""
         return "auto" in (options.pooling, options.normalize)

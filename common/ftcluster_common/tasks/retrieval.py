@@ -80,6 +80,10 @@ class RetrievalSpec(TaskSpec[Fields]):
         """Return True, because the other rows of the batch contain negatives of a query."""
         return True
 
+    def searches(self, options: Fields) -> bool:
+        """Return True, because retrieval metrics need a search."""
+        return True
+
     def reads_modules(self, options: Fields) -> bool:
         """Return True, because training uses the modules and prompts in the model's folder."""
         return True

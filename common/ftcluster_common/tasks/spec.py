@@ -129,6 +129,7 @@ class TaskSpec(ABC, Generic[Fields]):
             a command line.
         student: kind of model that a distillation trains, and the recipe to use the trained model
             with.
+        shares_tokenizer: True if a teacher and the model that is trained must read the same tokens.
         exported_as: suffix of the names of the classes that export the model, such as MaskedLM; ""
             if the model cannot be exported.
         compared_rows: part of the user's rows on which an exported model can be compared with the
@@ -167,6 +168,7 @@ class TaskSpec(ABC, Generic[Fields]):
     scaled_by: Mapping[str, tuple[str, ...]] = {}
     sets_fields: Mapping[str, tuple[str, ...]] = {}
     student: tuple[str, str] = ("", "")
+    shares_tokenizer = False
     exported_as: str = ""
     compared_rows: Literal["", "classes", "texts"] = ""
     reads_pairs: bool = False
@@ -344,6 +346,10 @@ class TaskSpec(ABC, Generic[Fields]):
 
     def uses_chat_template(self, options: Fields) -> bool:
         """Return True if texts are rendered with the model's chat template."""
+        return False
+
+    def searches(self, options: Fields) -> bool:
+        """Return True if an evaluation searches the texts of a set for its queries."""
         return False
 
     def reads_modules(self, options: Fields) -> bool:

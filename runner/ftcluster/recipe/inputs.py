@@ -23,10 +23,10 @@ from ftcluster_common.data.data_files import CONLL, TABLES, TEXT, DataError
 from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.adapter_config import WEIGHTS as ADAPTER_WEIGHTS
 from ftcluster_common.models.adapter_config import has_only_adapters
-from ftcluster_common.models.model_package import PACKAGE
+from ftcluster_common.models.model_package import PACKAGE, name_of_folder
 from ftcluster_common.models.sentence_modules import read_modules, read_multi_vector
 from ftcluster_common.protocol.job import Purpose
-from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, split_revision
+from ftcluster_common.recipe import BY_TYPE, GENERATED, NEW_TOKENS, Recipe, split_revision
 
 NEAR = 0.8  # minimum similarity of a suggested name
 LIKE = 0.75  # minimum similarity of a mistyped extension to a known one: .cvs, .jsn, .paquet
@@ -53,6 +53,7 @@ ENCODERS = frozenset(
     {"albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
      "mpnet", "roberta", "xlm-roberta"}
 )  # fmt: skip
+SHOWN = 4  # maximum number of tokens in a message
 STATE = ("manifest.json", "state.json", "state.safetensors")  # files of a checkpoint
 
 
@@ -74,7 +75,7 @@ def copy_name(path: Path) -> str:
         raise InputError(str(error)) from error
     except OSError as error:
         raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
-    return f"{plain_name(path.resolve().name)}-{digest.hexdigest()[:12]}"
+    return f"{plain_name(name_of_folder(path.resolve()))}-{digest.hexdigest()[:12]}"
 
 
 def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
@@ -95,7 +96,7 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
         (
             "teacher",
             recipe.teacher,
-            lambda path: check_model_folder(path, replace(recipe, from_scratch=False)),
+            lambda path: _check_teacher(path, recipe),
         ),
     ]
     for field, value, check in checks:
@@ -334,6 +335,36 @@ def _check_base(folder: Path, recipe: Recipe, purpose: Purpose) -> None:
         check_model_folder(folder, base, purpose)
     except InputError as error:
         raise InputError(f"adapter_base: {error.message}", error.hint) from None
+
+
+def _check_teacher(folder: Path, recipe: Recipe) -> None:
+    """Check a teacher's folder, and that its tokenizer has the recipe's new tokens if it must.
+
+    The hosts compare the whole tokenizers, also if a teacher is on the Hub or has no
+    tokenizer.json.
+
+    Raises:
+        InputError: see `check_model_folder`; or the teacher's tokenizer lacks a new token.
+    """
+    check_model_folder(folder, replace(recipe, from_scratch=False))
+    if not recipe.spec.shares_tokenizer or not recipe.listed_tokens:
+        return
+    try:
+        tokenizer = read_json(folder / TOKENIZERS[0])
+        known = {token["content"] for token in tokenizer.get("added_tokens", ())}
+        vocabulary = tokenizer["model"]["vocab"]  # a list of pairs in Unigram models
+        known |= {*(vocabulary if isinstance(vocabulary, dict) else dict(vocabulary))}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return
+    if missing := [token for token in recipe.listed_tokens if token not in known]:
+        shown = ", ".join(f"{token[:40]!a}" for token in missing[:SHOWN])
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        fields = " and ".join(name for name in NEW_TOKENS if getattr(recipe, name))
+        raise InputError(
+            f"{fields}: the tokenizer of the teacher {folder} does not have {shown}{more}, but the "
+            "teacher and the model that is trained must read the same tokens",
+            f"train the teacher with the same {fields}, or remove these tokens",
+        )
 
 
 def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:

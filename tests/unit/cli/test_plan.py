@@ -196,3 +196,16 @@ def test_the_size_of_a_model_folder_is_planned_for(tmp_path: Path, shell: Shell)
     write_weights(model / "model.safetensors", a=("F32", [20_000, 1_000_000]))
     err = shell("plan mrpc --model model", 1).err
     assert "a rank needs 281 GB: 10 bytes (weights in bf16, and 1/2 of fp32 weights" in err
+
+
+@pytest.mark.parametrize("recipe", ["embed", "sparse", "colbert"])
+def test_the_plan_states_the_memory_of_a_search(recipe: str, shell: Shell) -> None:
+    words = f"{recipe} data=org/pairs model=org/encoder"
+    [line] = [line for line in shell(f"plan {words}").out.splitlines() if "of a search" in line]
+    found = document(shell, *words.split())
+    assert f"{found['text_bytes']} bytes per text in each rank" in line
+    assert "of a search" not in shell(f"plan {words} training.eval_strategy=no").out
+    assert "text_bytes" not in document(shell, "classify", "data=org/rows", "model=org/encoder")
+    # a student's embeddings are only compared with those of its teacher
+    if recipe == "embed":
+        assert "text_bytes" not in document(shell, *words.split(), "loss=mse", "teacher=org/large")

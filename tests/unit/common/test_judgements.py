@@ -29,7 +29,7 @@ def test_rows_of_judgements(tmp_path: Path) -> None:
     assert found == {
         "train": [{"query": "cold?", "positive": rain}],
         "validation": [
-            {"query": "wet?", "positive": rain, "negative": [rain, snow]},
+            {"query": "wet?", "positive": rain, "negative": [snow]},
             {"query": "cold?", "positive": snow, "negative": []},
         ],
     }

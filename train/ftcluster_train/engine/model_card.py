@@ -22,7 +22,7 @@ from ftcluster_common.data.data_files import TEST
 from ftcluster_common.data.data_sets import data_set_of, split_name
 from ftcluster_common.given_files import read_json
 from ftcluster_common.models.adapter_config import CONFIG, rows_needed
-from ftcluster_common.models.model_package import PACKAGE
+from ftcluster_common.models.model_package import PACKAGE, name_of_folder
 from ftcluster_common.models.trained_model import pipeline_of, read_trained
 from ftcluster_common.protocol.class_report import ClassReport, read_report
 from ftcluster_common.protocol.job import Job
@@ -285,7 +285,7 @@ def of_hub(name: str) -> bool:
 
 
 def _public(name: str) -> str:
-    """Return the public name of a model or data set; for a folder only its last part.
+    """Return the public name of a model or data set; for a folder only its name, not its path.
 
     >>> _public("/opt/ftcluster/data/mrpc-4f7d1c0b2a9e"), _public("pypi:bert-tiny==1.0 --hash=x")
     ('mrpc', 'bert-tiny==1.0')
@@ -294,7 +294,7 @@ def _public(name: str) -> str:
         return name.removeprefix(PACKAGE).split()[0]
     if of_hub(name) or name.startswith((GENERATED, BY_TYPE)):
         return name
-    return COPIED.sub("", Path(name).name)
+    return COPIED.sub("", name_of_folder(Path(name)))
 
 
 def _with_commit(name: str, commit: str | None) -> str:
@@ -355,10 +355,12 @@ def _recipe(job: Job) -> dict[str, Any]:
     """Return the settings for the card: changed settings, and a few that it always shows."""
     recipe = job.recipe
     training = _changed(recipe.training, LEFT_OUT_OF_TRAINING)
+    others = {name: getattr(recipe, name) for name in ("teacher", "adapter_base")}
     return {
         "task": recipe.task,
         **({"data": [*_entries(recipe)]} if isinstance(recipe.data, tuple) else {}),
         **_changed(recipe, LEFT_OUT),
+        **{name: _public(value) for name, value in others.items() if value},
         "batch_size": recipe.batch_size,
         "precision": job.precision,
         **_changed(recipe.options, ()),

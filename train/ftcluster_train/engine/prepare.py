@@ -65,6 +65,7 @@ from ftcluster_train.engine.continued import check_continued
 from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
 from ftcluster_train.engine.data.run_code import code_failure, open_job
 from ftcluster_train.engine.data.run_inputs import write_inputs
+from ftcluster_train.engine.data.sets import PartOfRows
 from ftcluster_train.engine.data.sources import dataset_version, load_texts
 from ftcluster_train.engine.data.token_cache import cached_tokens, token_key
 from ftcluster_train.engine.data.token_samples import Samples
@@ -147,13 +148,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         (samples / REPORT).write_text(json.dumps(report), encoding="utf-8")
         for file, parts in ((VALIDATION_ROWS, task.drawn), (TEST_ROWS, task.drawn_tests)):
             if parts:
-                sources = {data_set.name: data_set.path for data_set in recipe.data_sets}
-                drawn = [
-                    {"data": sources[name], "rows": [place for place, _ in rows.with_places()]}
-                    for name, rows in parts.items()
-                ]
-                document = json.dumps(drawn[0] if len(sources) == 1 else drawn)
-                (samples / file).write_text(f"{document}\n", encoding="utf-8")
+                _write_places(samples / file, recipe, parts)
         if job.purpose == EVALUATE:
             notices += [
                 f"{data_set['set']}: THE MODEL WAS TRAINED ON {data_set['duplicates']} OF "
@@ -206,6 +201,25 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     return Inputs(
         model, folder, str(samples), notices + more, report, teacher, commits, adapters, new_ids
     )
+
+
+def _write_places(path: Path, recipe: Recipe, parts: Mapping[str, PartOfRows]) -> None:
+    """Write the places of drawn rows as JSON, without keeping all places in memory.
+
+    Args:
+        parts: drawn rows, by the name of the data set.
+    """
+    sources = {data_set.name: data_set.path for data_set in recipe.data_sets}
+    several = len(sources) > 1
+    with path.open("w", encoding="utf-8") as file:
+        file.write("[" * several)
+        for number, (name, rows) in enumerate(parts.items()):
+            data = json.dumps(sources[name])
+            file.write(", " * (number > 0) + f'{{"data": {data}, "rows": [')
+            for row, (place, _) in enumerate(rows.with_places()):
+                file.write(", " * (row > 0) + json.dumps(place))
+            file.write("]}")
+        file.write("]" * several + "\n")
 
 
 def _saved_token_ids(adapters: Path) -> list[int]:

@@ -1,13 +1,18 @@
 """Rows are assigned to training, validation and prediction."""
 
+import json
+import random
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable, Set
+from pathlib import Path
 
 import pytest
 
 from ftcluster_train.engine.data.sets import PartOfRows, choose_sets, draw_rows, values_of
-from ftcluster_train.engine.data.splits import shared
+from ftcluster_train.engine.data.splits import RowNumbers, rows_of_fold, sample, shared, split_rows
 from ftcluster_train.errors import TrainError
+from tests.unit.engine.data.split_cases import digest, divisions
 
 A, B, C = [{"x": 1}], [{"x": 2}], [{"x": 3}]
 ALL = {"train": A, "validation": B, "test": C}
@@ -43,18 +48,43 @@ def test_rows_for_validation_are_of_each_class_and_the_same_each_time() -> None:
 
 def test_both_parts_have_all_rows() -> None:
     rows = [{"x": number} for number in range(5)]
-    drawn = frozenset({1, 4})
+    drawn = RowNumbers([4, 1, 4])
+    assert (len(drawn), [*drawn], 4 in drawn, 7 in drawn) == (2, [1, 4], True, False)
     assert [row["x"] for row in PartOfRows(rows, drawn, True)] == [1, 4]
     assert [row["x"] for row in PartOfRows(rows, drawn, False)] == [0, 2, 3]
 
 
-def test_drawing_rows_needs_few_bytes_for_each_row() -> None:
+def test_each_recorded_set_has_the_same_rows() -> None:
+    recorded = json.loads(Path(__file__).with_name("split_rows.json").read_text())
+    assert {name: digest(numbers) for name, numbers in divisions()} == recorded
+
+
+@pytest.mark.parametrize("total", [1, 20, 21, 22, 90, 1000, 5000])
+def test_drawn_elements_are_those_of_the_standard_library(total: int) -> None:
+    population = range(3, 3 + total)
+    for count in {0, 1, 4, 5, 6, 7, 17, 21, 22, 80, 300, total}:
+        if count <= total:
+            theirs = random.Random(count).sample(population, count)
+            assert [*sample(random.Random(count), population, count)] == theirs
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda count: draw_rows((f"class {number % 3}" for number in range(count)), 1, 42),
+        lambda count: draw_rows((0 for _ in range(count)), 50, 42),
+        lambda count: split_rows(count, {"test": count // 3, "validation": count // 3}, 1)["test"],
+        lambda count: rows_of_fold(bytes(count), False, 3, 1, 1, "class"),
+    ],
+    ids=["classes", "half", "sets", "fold"],
+)
+def test_drawing_rows_needs_few_bytes_for_each_row(draw: Callable[[int], Set[int]]) -> None:
     count = 200_000
     tracemalloc.start()
     try:
-        drawn = draw_rows((f"class {number % 3}" for number in range(count)), 1, 42)
-        assert len(drawn) == pytest.approx(count / 100, abs=2)
-        assert tracemalloc.get_traced_memory()[1] < 14 * count
+        assert count / 110 < len(draw(count)) <= count / 2
+        _, peak = tracemalloc.get_traced_memory()
+        assert peak < 18 * count
     finally:
         tracemalloc.stop()
 

@@ -3,16 +3,48 @@
 Given the same rows and seed, every host chooses the same sets. Standard library only.
 """
 
+import math
 import random
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
+from ftcluster_common.models.row_hashes import HashNumbers
 from ftcluster_train.errors import TrainError
 
 Key = TypeVar("Key", bound=Hashable)
 
 SHOWN = 3  # number of group names in a message
+INDEX = "I"  # type code (module array) of row indices
+
+
+class RowNumbers(Set[int]):
+    """A set of row indices that needs one byte for each row of the data.
+
+    A `frozenset` needs about 80 bytes for each of its elements. The indices are iterated in
+    ascending order.
+    """
+
+    def __init__(self, numbers: Iterable[int] = ()) -> None:
+        self._flags, self._count = bytearray(), 0
+        for number in numbers:
+            if number >= len(self._flags):
+                self._flags.extend(bytes(number + 1 - len(self._flags)))
+            self._count += not self._flags[number]
+            self._flags[number] = 1
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and number < len(self._flags) and bool(self._flags[number])
+
+    def __iter__(self) -> Iterator[int]:
+        number = self._flags.find(1)
+        while number >= 0:
+            yield number
+            number = self._flags.find(1, number + 1)
+
+    def __len__(self) -> int:
+        return self._count
 
 
 class RowKeys(NamedTuple):
@@ -39,24 +71,52 @@ def size_of(count: int, percent: float, rows: int | None) -> int:
     return max(1, round(count * percent / 100)) if rows is None else rows
 
 
-def split_rows(count: int, sizes: Mapping[str, int], seed: int) -> dict[str, frozenset[int]]:
+def sample(draw: random.Random, population: Sequence[int], count: int) -> "array[int]":
+    """Return the elements that `draw.sample` would return, with 4 bytes for each element.
+
+    The method of the standard library needs up to 40 bytes for each element of the population. It
+    either swaps each drawn element out of a copy of the population, or draws indices until it finds
+    a new one. This function makes the same choice, and draws the same random numbers.
+    """
+    total, chosen = len(population), array(INDEX)
+    most_swapped = 21 + (4 ** math.ceil(math.log(count * 3, 4)) if count > 5 else 0)
+    if total <= most_swapped:
+        pool = array(INDEX, population)
+        for drawn in range(count):
+            place = draw.randrange(total - drawn)
+            chosen.append(pool[place])
+            pool[place] = pool[total - drawn - 1]
+        return chosen
+    seen = bytearray(total)
+    for _ in range(count):
+        place = draw.randrange(total)
+        while seen[place]:
+            place = draw.randrange(total)
+        seen[place] = 1
+        chosen.append(population[place])
+    return chosen
+
+
+def split_rows(count: int, sizes: Mapping[str, int], seed: int) -> dict[str, RowNumbers]:
     """Draw `sizes` of `count` rows, and return the indices of each set.
 
     Raises:
         TrainError: no row would be left for training.
     """
     _check_sizes(count, sizes)
-    order = array("q", range(count))
+    order = array(INDEX, range(count))
     random.Random(seed).shuffle(order)
-    sets: dict[str, frozenset[int]] = {}
+    sets: dict[str, RowNumbers] = {}
+    begin = 0
     for name, size in sizes.items():
-        sets[name], order = frozenset(order[:size]), order[size:]
+        sets[name] = RowNumbers(order[begin : begin + size])
+        begin += size
     return sets
 
 
 def split_strata(
     strata: Sequence[Hashable], sizes: Mapping[str, int], seed: int, column: str = ""
-) -> dict[str, frozenset[int]]:
+) -> dict[str, RowNumbers]:
     """Draw rows so that the strata have the same proportions in each set, within one row each.
 
     Args:
@@ -75,34 +135,47 @@ def split_strata(
     draw = random.Random(seed)
     for numbers in rows.values():
         draw.shuffle(numbers)
-    sets: dict[str, frozenset[int]] = {}
+    sets: dict[str, RowNumbers] = {}
     totals = {key: len(numbers) for key, numbers in rows.items()}
     for name, size in sizes.items():
         free = {key: len(numbers) - 1 for key, numbers in rows.items()}  # one row is left
         counts = _quotas(totals, free, size)
-        sets[name] = frozenset(n for key in rows for n in rows[key][: counts[key]])
+        sets[name] = RowNumbers(n for key in rows for n in rows[key][: counts[key]])
         rows = {key: numbers[counts[key] :] for key, numbers in rows.items()}
     return sets
 
 
 def rows_by_key(keys: Iterable[Hashable]) -> "dict[Hashable, array[int]]":
-    """Return the row indices for each key; each row needs 8 bytes."""
+    """Return the row indices for each key; each row needs 4 bytes."""
     rows: dict[Hashable, array[int]] = {}
     for number, key in enumerate(keys):
         if key not in rows:
-            rows[key] = array("q")
+            rows[key] = array(INDEX)
         rows[key].append(number)
     return rows
 
 
-def numbers_of_keys(keys: Iterable[Hashable]) -> "array[int]":
-    """Number the keys from 0, so that equal keys get equal numbers; each number needs 8 bytes.
+def numbers_of_keys(keys: Iterable[Hashable]) -> "tuple[array[int], list[Hashable]]":
+    """Return the number of each key, and the different keys in the order of their numbers.
 
     >>> numbers_of_keys(["b", "a", "b"])
-    array('q', [0, 1, 0])
+    (array('I', [0, 1, 0]), ['b', 'a'])
     """
     numbers: dict[Hashable, int] = {}
-    return array("q", (numbers.setdefault(key, len(numbers)) for key in keys))
+    of_keys = array(INDEX, (numbers.setdefault(key, len(numbers)) for key in keys))
+    return of_keys, list(numbers)
+
+
+def numbers_of_hashes(hashes: Iterable[int]) -> "array[int]":
+    """Number 64-bit hashes from 0, so that equal hashes get equal numbers.
+
+    Each number needs 4 bytes, and each different hash up to 20 until the function returns.
+
+    >>> numbers_of_hashes([7, 5, 7])
+    array('I', [0, 1, 0])
+    """
+    numbers = HashNumbers()
+    return array(INDEX, map(numbers.add, hashes))
 
 
 def shared(values: Iterable[Key]) -> Iterator[Key]:
@@ -155,7 +228,7 @@ def _quotas(
 
 def split_groups(
     groups: Sequence[Hashable], sizes: Mapping[str, int], seed: int, column: str
-) -> tuple[dict[str, frozenset[int]], list[str]]:
+) -> tuple[dict[str, RowNumbers], list[str]]:
     """Draw whole groups, so that all rows of a group are in the same set.
 
     The groups are tried in random order. A set takes every group that fits into it. If no group
@@ -172,32 +245,36 @@ def split_groups(
         TrainError: there are fewer groups than sets, or no row would stay for training.
     """
     _check_sizes(len(groups), sizes)
-    rows = rows_by_key(groups)
-    if len(rows) <= len(sizes):
+    group_of, names = numbers_of_keys(groups)
+    counts = array(INDEX, [0]) * len(names)
+    for group in group_of:
+        counts[group] += 1
+    if len(names) <= len(sizes):
         raise TrainError(
-            f"column {column} has {len(rows)} different values; training and {', '.join(sizes)} "
+            f"column {column} has {len(names)} different values; training and {', '.join(sizes)} "
             f"need at least {len(sizes) + 1}",
             "name another column: group_column=NAME",
         )
-    order = [*rows]
+    order = array(INDEX, range(len(names)))
     random.Random(seed).shuffle(order)
-    sets: dict[str, frozenset[int]] = {}
+    sets: dict[str, RowNumbers] = {}
     notices: list[str] = []
     for position, (name, size) in enumerate(sizes.items(), start=1):
         needed_later = len(sizes) - position + 1  # groups for the other sets and for training
-        chosen: list[Hashable] = []
+        fitting = array(INDEX)
         space = size
         for group in order:
-            if len(rows[group]) <= space and len(order) - len(chosen) > needed_later:
-                chosen.append(group)
-                space -= len(rows[group])
-        large = [group for group in order if len(rows[group]) > size]
-        if not chosen:
-            chosen = [min(order, key=lambda group: len(rows[group]))]
-        sets[name] = frozenset(number for group in chosen for number in rows[group])
+            if counts[group] <= space and len(order) - len(fitting) > needed_later:
+                fitting.append(group)
+                space -= counts[group]
+        large = [group for group in order if counts[group] > size]
+        chosen = RowNumbers(fitting or [min(order, key=counts.__getitem__)])
+        sets[name] = RowNumbers(n for n, group in enumerate(group_of) if group in chosen)
         if large:
-            shown = ", ".join(f"{group!s:.40} ({len(rows[group])} rows)" for group in large[:SHOWN])
-            more = f" and {len(large) - SHOWN} more" if large[SHOWN:] else ""
+            shown = ", ".join(
+                f"{names[group]!s:.40} ({counts[group]} rows)" for group in large[:SHOWN]
+            )
+            more = f" and {len(large) - SHOWN} more" if len(large) > SHOWN else ""
             notices.append(
                 f"{name}: groups of column {column} have more rows than the {size} that this set "
                 f"should have: {shown}{more}"
@@ -207,13 +284,13 @@ def split_groups(
                 f"{name}: {len(sets[name])} rows instead of {size}, because groups of column "
                 f"{column} are not divided"
             )
-        order = [group for group in order if group not in {*chosen}]
+        order = array(INDEX, (group for group in order if group not in chosen))
     return sets, notices
 
 
 def rows_of_fold(
     keys: Sequence[Hashable], together: bool, folds: int, fold: int, seed: int, column: str
-) -> frozenset[int]:
+) -> RowNumbers:
     """Return the row indices of one part (fold) for cross-validation.
 
     Each row is in exactly one part. Groups are added to the smallest part, starting with the
@@ -231,8 +308,8 @@ def rows_of_fold(
     Raises:
         TrainError: there are fewer rows or groups than parts.
     """
-    rows = rows_by_key(keys)
-    count, units = (len(rows), "groups") if together else (len(keys), "rows")
+    group_of, names = numbers_of_keys(keys) if together else (array(INDEX), [])
+    count, units = (len(names), "groups") if together else (len(keys), "rows")
     if count < folds:
         where = f" in column {column}" if together else ""
         raise TrainError(
@@ -241,16 +318,25 @@ def rows_of_fold(
         )
     draw = random.Random(seed)
     if not together:
+        rows = rows_by_key(keys)
         for numbers in rows.values():
             draw.shuffle(numbers)
-        dealt = [number for numbers in rows.values() for number in numbers]
-        return frozenset(dealt[fold - 1 :: folds])
-    groups = [*rows.values()]
+        dealt = array(INDEX, chain.from_iterable(rows.values()))
+        return RowNumbers(dealt[fold - 1 :: folds])
+    counts = array(INDEX, [0]) * len(names)
+    for group in group_of:
+        counts[group] += 1
+    groups = array(INDEX, range(len(names)))
     draw.shuffle(groups)
-    parts: list[list[int]] = [[] for _ in range(folds)]
-    for numbers in sorted(groups, key=len, reverse=True):
-        min(parts, key=len).extend(numbers)
-    return frozenset(parts[fold - 1])
+    parts = [0] * folds  # number of rows of each part
+    chosen = array(INDEX)
+    for group in sorted(groups, key=counts.__getitem__, reverse=True):
+        smallest = parts.index(min(parts))
+        parts[smallest] += counts[group]
+        if smallest == fold - 1:
+            chosen.append(group)
+    of_fold = RowNumbers(chosen)
+    return RowNumbers(number for number, group in enumerate(group_of) if group in of_fold)
 
 
 def _check_sizes(count: int, sizes: Mapping[str, int]) -> None:

@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.tasks.generation_settings import (
+    FORBIDDEN,
+    RESET,
     forbidden_words,
     grams,
     kept_settings,
@@ -146,20 +148,21 @@ class AnswerReview:
             "max_new_tokens": f"have more tokens (the longest {longest}), so generated ones will "
             "be cut off",
             "no_repeat_ngram_size": "repeat that many tokens of the prompt or of themselves, "
-            "which generation forbids",
+            f"which {FORBIDDEN}",
             "encoder_no_repeat_ngram_size": "repeat that many tokens of the prompt, which "
-            "generation forbids",
-            "suppress_tokens": "have such tokens, which generation forbids",
-            "begin_suppress_tokens": "begin with such a token, which generation forbids there",
-            "bad_words_ids": "have such tokens, which generation forbids",
-            "eos_token_id": "have such a token before their end, where generation stops",
+            f"{FORBIDDEN}",
+            "suppress_tokens": f"contain a token of this list, which {FORBIDDEN}",
+            "begin_suppress_tokens": f"begin with a token of this list, which {FORBIDDEN}",
+            "bad_words_ids": f"contain a token sequence of this list, which {FORBIDDEN}",
+            "eos_token_id": "contain an end-of-text token of this setting before their end, where "
+            "generation would stop",
             "forced_eos_token_id": "end with another token, and every text of the longest length "
             "ends with it",
         }[name]
 
     def _remedy(self, name: str, alone: bool) -> str:
         if not alone:
-            return "reset_generation=true"
+            return RESET
         better = {
             "min_length": "min_length=0",
             "min_new_tokens": "min_new_tokens=0",
@@ -225,7 +228,7 @@ def padding_notices(
     """
     notices = []
     for name, token in outside_vocabulary(settings, size):
-        new, remedy = padding_of(tokenizer, size), "" if alone else "; reset_generation=true"
+        new, remedy = padding_of(tokenizer, size), "" if alone else f"; {RESET}"
         if name == "pad_token_id":
             repaired = f"the trained model gets pad_token_id {new}"
             remedy = f", so batches cannot be generated; {repaired}"

@@ -3,8 +3,10 @@
 import contextlib
 import json
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -40,7 +42,9 @@ from ftcluster_train.engine.data.sources import (
     places,
 )
 from ftcluster_train.engine.data.splits import (
+    INDEX,
     RowKeys,
+    RowNumbers,
     rows_of_fold,
     size_of,
     split_groups,
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
     from ftcluster_train.comm.world import World
     from ftcluster_train.engine.data.run_code import Metrics
     from ftcluster_train.engine.progress import ProgressLog
+    from ftcluster_train.patching.batch_context import BatchContext
 
 ROWS_FILE = "rows.jsonl"  # file with the rows to predict, in the folder of the samples
 VALIDATION_ROWS = "validation_rows.json"  # indices of the rows drawn for validation
@@ -506,14 +511,14 @@ class Task(ABC):
         keys = self._keys(rows, train) if sizes or recipe.folds else NO_KEYS
         drawn, notices = self._draw(keys, count, sizes, seed)
         if recipe.folds is not None:
-            drawn[VALIDATION] = self._fold(keys, drawn.get(TEST, frozenset()), count, seed)
+            drawn[VALIDATION] = self._fold(keys, drawn.get(TEST, RowNumbers()), count, seed)
             notices.append(f"{split_name(VALIDATION, name)}: fold {recipe.fold} of {recipe.folds}")
         unused = [name for name in OF_DRAWN if getattr(recipe, name) is not None]
         if unused and not drawn:
             notices.append(
                 f"{', '.join(unused)}: without effect, because the data have all sets already"
             )
-        chosen: frozenset[int] = frozenset().union(*drawn.values())
+        chosen = RowNumbers(chain.from_iterable(drawn.values()))
         parts = {split: PartOfRows(rows, numbers, True, train) for split, numbers in drawn.items()}
         if TEST in parts:
             self.drawn_tests = {**self.drawn_tests, name: parts[TEST]}
@@ -540,7 +545,7 @@ class Task(ABC):
 
     def _draw(
         self, keys: RowKeys, count: int, sizes: Mapping[str, int], seed: int
-    ) -> tuple[dict[str, frozenset[int]], list[str]]:
+    ) -> tuple[dict[str, RowNumbers], list[str]]:
         """Return the row indices of each new set, and notices.
 
         Args:
@@ -556,15 +561,15 @@ class Task(ABC):
             return split_strata(keys.values, sizes, seed, column), []
         return split_rows(count, sizes, seed), []
 
-    def _fold(self, keys: RowKeys, tests: frozenset[int], count: int, seed: int) -> frozenset[int]:
+    def _fold(self, keys: RowKeys, tests: RowNumbers, count: int, seed: int) -> RowNumbers:
         """Return the row indices of the recipe's fold; test rows do not belong to any fold."""
         folds, fold = self.recipe.folds, self.recipe.fold
         assert folds is not None, "called without folds"
         assert fold is not None, "the control node has checked this"
-        others = [number for number in range(count) if number not in tests]
+        others = array(INDEX, (number for number in range(count) if number not in tests))
         values = [keys.values[number] if keys.values else None for number in others]
         chosen = rows_of_fold(values, keys.together, folds, fold, seed, keys.column)
-        return frozenset(others[position] for position in chosen)
+        return RowNumbers(others[position] for position in chosen)
 
     def keys_of_rows(self, rows: Rows) -> RowKeys:  # noqa: ARG002
         """Return each row's group or stratum for drawing sets, if the recipe names no column."""
@@ -582,7 +587,7 @@ class Task(ABC):
                         "move its rows into one set, or remove group_column",
                     )
 
-    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
+    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[RowNumbers, str]:
         """Draw rows for validation.
 
         Returns:
@@ -765,6 +770,20 @@ class Task(ABC):
         with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outputs = call_model(model, self.collate(samples).inputs)
         return self.predictions(outputs, samples)
+
+    def condense(
+        self, model: "PreTrainedModel", samples: Samples, world: "World", bf16: bool,  # noqa: ARG002
+        context: "BatchContext | None",  # noqa: ARG002
+    ) -> Sequence[Any] | None:  # fmt: skip
+        """Return results that `score` and `doubts` accept instead of a set's predictions, or None.
+
+        Tasks whose predictions for a large set would need too much memory implement this method.
+        Every rank must call it, and gets the same results.
+
+        Args:
+            context: batch context, see `predictions.predict`.
+        """
+        return None
 
     @abstractmethod
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:

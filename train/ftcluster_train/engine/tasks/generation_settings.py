@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEPT = {"decoder_start_token_id", "bos_token_id"}  # settings that reset_generation keeps
+# the ends of notices about inherited settings: a consequence, and a remedy
+FORBIDDEN = "generation forbids, so the model cannot write them"
+RESET = "to drop the model's generation settings, train with reset_generation=true"
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 

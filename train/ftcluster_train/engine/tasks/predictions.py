@@ -1,6 +1,11 @@
 """Predictions for a set: each rank computes a part of them, and every rank gets all of them."""
 
+<<<<<<< HEAD
 from dataclasses import replace
+=======
+from array import array
+from collections.abc import Iterator, Sequence
+>>>>>>> w/data69
 from typing import Any
 
 import torch
@@ -8,13 +13,12 @@ from transformers import PreTrainedModel
 
 from ftcluster_train.comm.world import World, gather_over_ranks
 from ftcluster_train.engine.data.sampler import eval_batches
-from ftcluster_train.engine.data.token_samples import Samples
+from ftcluster_train.engine.data.token_samples import LENGTHS, Samples
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.patching.batch_context import BatchContext, context_of
 from ftcluster_train.patching.patch_model import skip_padding
 
 
-@torch.inference_mode()  # type: ignore[untyped-decorator]
 def predict(
     task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool,
     context: BatchContext | None = None,
@@ -24,9 +28,26 @@ def predict(
     Args:
         context: batch context of a model in training; None for any other model.
     """
+    indices = range(len(samples))
+    of_rank = list(predictions_of_rank(task, model, samples, world, bf16, context, indices))
+    by_index = dict(pair for pairs in gather_over_ranks(of_rank) for pair in pairs)
+    return [by_index[i] for i in indices]
+
+
+def predictions_of_rank(
+    task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool,
+    context: BatchContext | None, indices: Sequence[int],
+) -> Iterator[tuple[int, Any]]:  # fmt: skip
+    """Yield the index and the prediction of each sample in this rank's share of some samples.
+
+    Args:
+        context: batch context, see `predict`.
+        indices: indices of the samples that the ranks divide among them.
+    """
     model.eval()
     skip_padding(model, task)
     most = task.recipe.training.per_device_eval_batch_size
+<<<<<<< HEAD
     of_rank: list[tuple[int, Any]] = []
     lengths, tokens = task.lengths(samples), task.evaluation_tokens(model)
     for indices in eval_batches(lengths, world.rank, world.size, most, tokens):
@@ -35,3 +56,15 @@ def predict(
             of_rank += zip(indices, task.predict(model, batch, bf16), strict=True)
     by_index = dict(pair for pairs in gather_over_ranks(of_rank) for pair in pairs)
     return [by_index[i] for i in range(len(samples))]
+=======
+    all_lengths = task.lengths(samples)
+    lengths = array(LENGTHS, map(all_lengths.__getitem__, indices))
+    del all_lengths
+    tokens = task.evaluation_tokens(model)
+    for positions in eval_batches(lengths, world.rank, world.size, most, tokens):
+        numbers = [indices[position] for position in positions]
+        batch = [task.draw(samples[i], i, None) for i in numbers]
+        with torch.inference_mode(), context or context_of(model):
+            predictions = task.predict(model, batch, bf16)
+        yield from zip(numbers, predictions, strict=True)
+>>>>>>> w/data69

@@ -1,7 +1,9 @@
 """Unpaired preference tuning (KTO): a decoder is trained with liked and disliked answers."""
 
 import statistics
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,13 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.unpaired import UnpairedPreferenceTuning, all_alike, judged_columns
 from ftcluster_train.comm.gather_rows import sum_over_ranks
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
-from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.data.token_samples import (
+    LENGTHS,
+    Sample,
+    Samples,
+    SampleWriter,
+    token_kind,
+)
 from ftcluster_train.engine.tasks.base import Batch, Document, Forward
 from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
 from ftcluster_train.engine.tasks.chat.marked_texts import MarkedText
@@ -151,10 +159,9 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
         label = "liked" if sample["label"][0] else "disliked"
         return [text._replace(label=label) for text in super().documents(sample, samples)]
 
-    def lengths(self, samples: Samples) -> list[int]:
+    def lengths(self, samples: Samples) -> Sequence[int]:
         """Return each sample's number of tokens: the prompt twice, once with each answer."""
-        pairs = zip(samples.lengths("input_ids"), samples.lengths("other_ids"), strict=True)
-        return [sum(pair) for pair in pairs]
+        return array(LENGTHS, map(add, samples.lengths("input_ids"), samples.lengths("other_ids")))
 
     # model
 

@@ -28,7 +28,7 @@ from ftcluster_common.tasks.registry import spec_of
 from ftcluster_train.engine.adapters import TEMPERATURE, THRESHOLDS
 from ftcluster_train.engine.data.sets import Complete, all_rows, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
-from ftcluster_train.engine.data.splits import RowKeys, shared
+from ftcluster_train.engine.data.splits import RowKeys, RowNumbers, shared
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
@@ -204,7 +204,7 @@ class TextClassificationTask(Task):
             return labels_of_model(words, known, self.recipe.model, columns, several)
         return ClassLabels(number_labels(words), columns=columns, several=several)
 
-    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
+    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[RowNumbers, str]:
         if self.options.regression or self.several:
             return super().draw_validation(rows, percent, seed)
         drawn = draw_rows(self._values(rows), percent, seed)  # same fraction of each class

@@ -1,13 +1,13 @@
 """Retrieval metrics, named as in MTEB."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ftcluster_train.engine.metrics import DEPTH, gain_at
 
 
 def retrieval_metrics(
-    retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]]
+    retrieved: Iterable[Sequence[int]], relevant: Sequence[Collection[int]]
 ) -> dict[str, float]:
     """Return retrieval metrics with binary relevance, averaged over the queries.
 
@@ -37,7 +37,7 @@ def retrieval_metrics(
 
 
 def recall(
-    retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]], depth: int
+    retrieved: Iterable[Sequence[int]], relevant: Sequence[Collection[int]], depth: int
 ) -> float:
     """Return the mean fraction of a query's relevant texts that are in the first `depth` ranks."""
     pairs = zip(retrieved, relevant, strict=True)

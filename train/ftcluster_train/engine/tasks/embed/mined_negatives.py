@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ftcluster_common.tasks.embed import SentenceSimilarity
 from ftcluster_train.comm.world import World, gather_over_ranks
-from ftcluster_train.engine.data.token_samples import LENGTHS, Sample, Samples
+from ftcluster_train.engine.data.token_samples import ENDS, LENGTHS, Sample, Samples
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.embed.embedded_texts import texts_in
@@ -95,10 +95,14 @@ class MinedRows(Samples):
         """Return the number of tokens of each row, including its negatives."""
         if column != "input_ids":
             raise NotImplementedError(column)
-        lengths = [row["lengths"] for row in map(self._rows.__getitem__, range(self._count))]
+        lengths, begins = array(LENGTHS), array(ENDS)  # lengths of all texts; each row's first text
+        for row in map(self._rows.__getitem__, range(self._count)):
+            begins.append(len(lengths))
+            lengths.extend(row["lengths"])
+        begins.append(len(lengths))
         of_rows = (
-            sum(of_texts) + sum(lengths[row][place] for row, place in mined)
-            for of_texts, mined in zip(lengths, self._mined, strict=True)
+            sum(lengths[begin:end]) + sum(lengths[begins[row] + place] for row, place in mined)
+            for begin, end, mined in zip(begins, begins[1:], self._mined, strict=False)
         )
         return array(LENGTHS, of_rows)
 

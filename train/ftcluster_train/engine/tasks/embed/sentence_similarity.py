@@ -1,6 +1,7 @@
 """Contrastive training of embeddings: queries become similar to the texts that match them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,11 @@ from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWri
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.projections import project
 from ftcluster_train.engine.tasks.base import Document, Forward
+from ftcluster_train.engine.tasks.embed.corpus_search import (
+    Comparison,
+    search,
+    search_metrics,
+)
 from ftcluster_train.engine.tasks.embed.embedded_texts import (
     close_set,
     margins_in,
@@ -34,7 +40,6 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
     gather_texts,
     ranking_loss,
 )
-from ftcluster_train.engine.tasks.embed.metrics import recall, retrieval_metrics
 from ftcluster_train.engine.tasks.embed.mined_negatives import with_hard_negatives
 from ftcluster_train.engine.tasks.embed.pair_losses import (
     correlations,
@@ -43,7 +48,7 @@ from ftcluster_train.engine.tasks.embed.pair_losses import (
     triplet_loss,
 )
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Search
-from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
+from ftcluster_train.engine.tasks.embed.vectors import count_of, decoded, encoded, pooled
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 
@@ -53,9 +58,8 @@ if TYPE_CHECKING:
     from ftcluster_train.comm.traffic import Traffic
     from ftcluster_train.comm.world import World
     from ftcluster_train.engine.progress import ProgressLog
+    from ftcluster_train.patching.batch_context import BatchContext
 
-RECALLS = (10, 100)
-SCORED = 1024  # number of queries to multiply against all texts at once
 OF_TEXTS = ("skipped", "expansion")  # columns of a sample that hold one value for each text
 DIGITS = 8  # decimal places of the values of a predicted embedding
 
@@ -67,9 +71,13 @@ class SentenceSimilarityTask(EmbeddingTask):
     The batch includes the rows of all ranks. A step therefore computes all embeddings before it
     computes the loss, see `engine.step.GradientCacheStep`. In the training set, a sample is a row
     with all its texts. In other sets, a sample is a single text.
+
+    Attributes:
+        compared_queries: maximum number of queries that a search compares at once.
     """
 
     compares_batch = True
+    compared_queries = 1024
     # rows of equal length often share a topic and make poor negatives, so batches are random
     group_by_length = False
 
@@ -159,27 +167,40 @@ class SentenceSimilarityTask(EmbeddingTask):
             The number of truncated texts.
         """
         writer = SampleWriter(folder, self.token_columns())
-        about: dict[str, Any] = {}
         texts: Iterator[PromptedText]
         if self.purpose == PREDICT:
             alone = ([text] for text in texts_of(rows, self.options, split))
             texts = (text for [text] in self.with_prompts(alone))
         else:
             columns = pair_columns(rows, self.options, split)
-            prompted = list(self.with_prompts(rows_of(rows, columns, split)))
-            search = Search.of(prompted)
-            texts, about = iter(search.texts), search.about
-            if columns.loss:
-                numbers = {text: number for number, text in enumerate(search.texts)}
-                about = {"pairs": [[numbers[text] for text in row] for row in prompted]}
-                about["labels"] = list(scores_of(rows, columns, split))
+            problem, pairs = Search(self.prompts.text), array("q")
+            texts = self._new_texts(rows_of(rows, columns, split), problem, pairs)
         cut = 0
         while batch := list(islice(texts, BATCH_ROWS)):
             columns_of_texts, too_long = self.tokens_of(batch, limit)
             cut += too_long
             for text, of_text in zip(batch, columns_of_texts, strict=True):
                 writer.add({**of_text, **self.skipped_tokens([text], limit)})
-        return close_set(writer, split, cut, **about)
+        if self.purpose == PREDICT:
+            return close_set(writer, split, cut)
+        if not columns.loss:
+            return close_set(writer, split, cut, **problem.about)
+        numbers = [[*pair] for pair in zip(pairs[::2], pairs[1::2], strict=True)]
+        labels = list(scores_of(rows, columns, split))
+        return close_set(writer, split, cut, pairs=numbers, labels=labels)
+
+    def _new_texts(
+        self, rows: Iterator[list[str]], problem: Search, pairs: "array[int]"
+    ) -> Iterator[PromptedText]:
+        """Yield the texts of rows with their prompts, each text once.
+
+        Args:
+            problem: search problem that gets the rows.
+            pairs: array that gets the numbers of the first two texts of each row.
+        """
+        for row in self.with_prompts(rows):
+            yield from problem.add(row)
+            pairs.extend(map(problem.number_of, row[:2]))
 
     def teacher_columns(self) -> dict[str, str]:
         """Return the columns that a teacher adds to training rows, and their array type codes."""
@@ -280,6 +301,43 @@ class SentenceSimilarityTask(EmbeddingTask):
             embeddings = functional.normalize(embeddings, dim=-1)
         return encoded(embeddings)
 
+    def condense(
+        self, model: "PreTrainedModel", samples: Samples, world: "World", bf16: bool,
+        context: "BatchContext | None",
+    ) -> Sequence[Any] | None:  # fmt: skip
+        """Return the documents that the queries of a set find, as a list with one `Retrieved`."""
+        if "queries" not in samples.about:
+            return None
+        return [search(self, model, samples, world, bf16, context)]
+
+    def compare(self, documents: Sequence[Any]) -> Comparison:
+        """Return the comparison of queries with the documents that have these predictions."""
+        of_documents = self._by_width(documents)
+
+        def scores(queries: Sequence[Any]) -> dict[str, torch.Tensor]:
+            of_queries = self._by_width(queries)
+            return {ending: of_queries[ending] @ of_documents[ending].T for ending in of_queries}
+
+        return scores
+
+    def elements(self, prediction: Any) -> int:
+        """Return the number of stored elements of a prediction's vectors."""
+        return count_of(prediction)
+
+    def _by_width(self, predictions: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Return embeddings of each width as they are compared, widest first.
+
+        The keys are the suffixes of the names of the metrics: "" for the whole width.
+        """
+        embeddings = decoded(predictions)
+        whole = embeddings.shape[1]
+        return {
+            "" if width == whole else f"_dim_{width}": _first(
+                embeddings, width, self.modules.similarity != "dot"
+            )
+            for width in sorted({whole, *self.options.matryoshka_dims}, reverse=True)
+        }
+
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Return retrieval metrics: how well queries find their texts in the set.
 
@@ -287,20 +345,28 @@ class SentenceSimilarityTask(EmbeddingTask):
         have scores, the metrics are the correlations of the cosines with these scores instead. For
         shortened embeddings (matryoshka_dims), the metric names end with the width, as in
         ndcg_at_10_dim_64.
+
+        Args:
+            predictions: result of `condense`, or the embeddings of all texts if pairs have scores.
         """
-        embeddings, about = decoded(predictions), samples.about
-        whole = embeddings.shape[1]
-        metrics: dict[str, float] = {}
-        for width in sorted({whole, *self.options.matryoshka_dims}, reverse=True):
-            first = _first(embeddings, width, self.modules.similarity != "dot")
-            if "pairs" in about:
-                left, right = torch.tensor(about["pairs"]).T
-                values = correlations(first[left], first[right], about["labels"])
-            else:
-                values = search(first, about)
-            ending = "" if width == whole else f"_dim_{width}"
-            metrics |= {f"{name}{ending}": value for name, value in values.items()}
-        return metrics
+        about = samples.about
+        if "pairs" in about:
+            left, right = torch.tensor(about["pairs"]).T
+            values = {
+                ending: correlations(first[left], first[right], about["labels"])
+                for ending, first in self._by_width(predictions).items()
+            }
+        else:
+            [retrieved] = predictions
+            values = {
+                ending: search_metrics(documents, about)
+                for ending, documents in retrieved.documents.items()
+            }
+        return {
+            f"{name}{ending}": value
+            for ending, metrics in values.items()
+            for name, value in metrics.items()
+        }
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:
         about = samples.about
@@ -333,41 +399,3 @@ def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.T
     if width == embeddings.shape[1] and not whole:
         return embeddings
     return functional.normalize(embeddings[:, :width], dim=-1)
-
-
-def search(embeddings: torch.Tensor, about: Mapping[str, Any]) -> dict[str, float]:
-    """Return the retrieval metrics of a search problem.
-
-    Args:
-        embeddings: embeddings of all texts.
-        about: metadata from `Search.about`.
-    """
-    documents = torch.tensor(about["documents"])
-    return search_metrics(lambda queries: embeddings[queries] @ embeddings[documents].T, about)
-
-
-def search_metrics(
-    scores_of: Callable[[torch.Tensor], torch.Tensor],
-    about: Mapping[str, Any],
-    at_once: int = SCORED,
-) -> dict[str, float]:
-    """Return the retrieval metrics of a search problem.
-
-    Args:
-        scores_of: function from indices of queries to the scores of all documents, shape (queries,
-            documents).
-        about: metadata from `Search.about`.
-        at_once: maximum number of queries to score at once.
-    """
-    documents = torch.tensor(about["documents"])
-    retrieved: list[list[int]] = []
-    for queries in torch.tensor(about["queries"]).split(at_once):
-        scores = scores_of(queries)
-        retrieved += documents[scores.topk(min(RECALLS[-1] + 1, len(documents))).indices].tolist()
-    # a query must not find itself
-    others = [
-        [text for text in texts if text != same]
-        for same, texts in zip(about["same"], retrieved, strict=True)
-    ]
-    recalls = {f"recall_at_{depth}": recall(others, about["relevant"], depth) for depth in RECALLS}
-    return {**retrieval_metrics(others, about["relevant"]), **recalls}

@@ -45,3 +45,12 @@ def decoded(predictions: Sequence[str]) -> torch.Tensor:
     """Decode embeddings from the format of `encoded`, shape (texts, width)."""
     whole = bytearray(b"".join(map(base64.b64decode, predictions)))
     return torch.frombuffer(whole, dtype=torch.float32).view(len(predictions), -1)
+
+
+def count_of(text: str) -> int:
+    """Return the number of fp32 values in base64.
+
+    >>> count_of(encoded(torch.ones(1, 5))[0])
+    5
+    """
+    return len(text) * 3 // 16

@@ -23,7 +23,7 @@ from ftcluster_common.tasks.few_shot import (
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import Rows, column_batches, find_columns
-from ftcluster_train.engine.data.splits import RowKeys
+from ftcluster_train.engine.data.splits import RowKeys, RowNumbers
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.tasks.base import Document
 from ftcluster_train.engine.tasks.class_numbers import names_of_model, numbered
@@ -102,7 +102,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
             query=modules.prompt, text=modules.prompt, pooled=modules.pools_prompt
         )
 
-    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
+    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[RowNumbers, str]:
         _, labels = self._cells(rows, TRAIN)
         drawn = draw_rows(map(as_word, labels), percent, seed)  # same fraction of each class
         return drawn, f"{len(drawn)} rows"

@@ -28,6 +28,7 @@ from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.projections import Layers, model_class_with, project
 from ftcluster_train.engine.tasks.base import Batch, Forward
+from ftcluster_train.engine.tasks.embed.corpus_search import Comparison
 from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
     QUERY,
     BatchTexts,
@@ -37,10 +38,10 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Prompts
 from ftcluster_train.engine.tasks.embed.sentence_similarity import DIGITS, SentenceSimilarityTask
 from ftcluster_train.engine.tasks.multi_vector.token_vectors import (
+    comparison,
     decoded,
     encoded,
     max_similarities,
-    search,
 )
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
@@ -99,6 +100,7 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
     name = "multi-vector-encoding"
     trains_head = False
     predicted_kind = "document"
+    compared_queries = 32
     modules = SentenceModules(MASK, normalize=True)
 
     def __init__(self, recipe: Recipe, *others: Any) -> None:
@@ -295,9 +297,9 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
         """Return the vectors of each text, as base64 of their fp32 values."""
         return encoded(self._vectors(outputs, self.collate(samples).targets))
 
-    def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return retrieval metrics by MaxSim."""
-        return search(predictions, self.width, samples.about)
+    def compare(self, documents: Sequence[Any]) -> Comparison:
+        """Return the comparison of queries with the documents that have these predictions."""
+        return comparison(documents, self.width)
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:  # noqa: ARG002
         return ""

@@ -1,18 +1,17 @@
 """Scores of the token vectors of queries and texts (MaxSim), and their format as predictions."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from ftcluster_train.engine.tasks.embed.sentence_similarity import search_metrics
+from ftcluster_train.engine.tasks.embed.corpus_search import Comparison
 
 AT_ONCE = 1 << 24  # maximum number of token cosines in memory at once (64 MiB)
 SMALLEST = -1.0  # cosine of a query token with a document that has no tokens to compare
-QUERIES = 32  # number of queries to search at once
 
 
 def max_similarities(
@@ -84,18 +83,17 @@ def decoded(prediction: str, width: int) -> torch.Tensor:
     return torch.frombuffer(values, dtype=torch.float32).view(-1, width)
 
 
-def search(predictions: Sequence[str], width: int, about: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a search by MaxSim.
+def comparison(documents: Sequence[str], width: int) -> Comparison:
+    """Return the comparison of queries with documents by MaxSim.
 
     Args:
-        predictions: encoded vectors of all texts.
+        documents: encoded vectors of the documents.
         width: number of elements of a vector.
-        about: metadata from `embed.prompted_texts.Search.about`.
     """
-    documents = [decoded(predictions[number], width) for number in about["documents"]]
+    of_documents = [decoded(prediction, width) for prediction in documents]
 
-    def scores(queries: torch.Tensor) -> torch.Tensor:
-        asked = [decoded(predictions[number], width) for number in queries.tolist()]
-        return max_similarities(asked, documents)
+    def scores(queries: Sequence[Any]) -> dict[str, torch.Tensor]:
+        asked = [decoded(prediction, width) for prediction in queries]
+        return {"": max_similarities(asked, of_documents)}
 
-    return search_metrics(scores, about, QUERIES)
+    return scores

@@ -24,7 +24,7 @@ from ftcluster_common.tasks.rerank import (
 )
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
-from ftcluster_train.engine.data.splits import RowKeys, numbers_of_keys, shared
+from ftcluster_train.engine.data.splits import RowKeys, RowNumbers, numbers_of_hashes, shared
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.models import longest_input
@@ -78,11 +78,11 @@ class TextRankingTask(Task):
         score_activation(activation_path(self.trained, self._folder), self.recipe.model)
         return super().encode(data, longest, folder)
 
-    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
+    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[RowNumbers, str]:
         """Draw rows for validation; rows with the same query stay in the same set."""
-        queries = numbers_of_keys(hash_of_text(query) for query, _ in self._rows_of(rows, TRAIN))
-        chosen = draw_rows((0 for _ in {*queries}), percent, seed)
-        numbers = frozenset(n for n, query in enumerate(queries) if query in chosen)
+        queries = numbers_of_hashes(hash_of_text(query) for query, _ in self._rows_of(rows, TRAIN))
+        chosen = draw_rows((0 for _ in range(1 + max(queries, default=-1))), percent, seed)
+        numbers = RowNumbers(n for n, query in enumerate(queries) if query in chosen)
         return numbers, f"{len(chosen)} queries"
 
     def keys_of_rows(self, rows: Rows) -> RowKeys:

@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ftcluster_train.engine.data.token_samples import LENGTHS
 from ftcluster_train.engine.tasks.generation_settings import (
+    FORBIDDEN,
+    RESET,
     forbidden_words,
     grams,
     outside_vocabulary,
@@ -134,14 +136,14 @@ class TargetReview:
             "min_new_tokens": too_long,
             "max_length": too_short,
             "max_new_tokens": too_short,
-            "no_repeat_ngram_size": "repeat that many tokens, which generation forbids",
+            "no_repeat_ngram_size": f"repeat that many tokens, which {FORBIDDEN}",
             "encoder_no_repeat_ngram_size": "repeat that many tokens of their source, which "
-            "generation forbids",
+            f"{FORBIDDEN}",
             "forced_bos_token_id": "begin with another token, and every text will begin with it",
-            "suppress_tokens": "have such tokens, which generation forbids",
-            "begin_suppress_tokens": "begin with such a token, which generation forbids there",
-            "bad_words_ids": "have such tokens, which generation forbids",
-            "eos_token_id": "do not end with it, so texts end only at the limit",
+            "suppress_tokens": f"contain a token of this list, which {FORBIDDEN}",
+            "begin_suppress_tokens": f"begin with a token of this list, which {FORBIDDEN}",
+            "bad_words_ids": f"contain a token sequence of this list, which {FORBIDDEN}",
+            "eos_token_id": "do not end with this token, so generated texts end only at the limit",
             "forced_eos_token_id": "end with another token, and every text of the longest length "
             "ends with it",
         }
@@ -159,7 +161,7 @@ class TargetReview:
             )
         notices += [
             f"{split}: {name} {token} {where} is outside the model's vocabulary of "
-            f"{self._vocabulary} tokens; reset_generation=true"
+            f"{self._vocabulary} tokens; {RESET}"
             for name, token in outside_vocabulary(self._settings, self._vocabulary)
         ]
         return notices
@@ -167,14 +169,14 @@ class TargetReview:
 
 def _remedy(name: str, shortest: int, longest: int) -> str:
     if name in ("max_length", "max_new_tokens"):
-        return f"reset_generation=true max_new_tokens={longest}"
+        return f"{RESET} max_new_tokens={longest}"
     if name == "min_length":
-        return f"min_length={max(0, shortest - 1)}"
+        return f"set min_length={max(0, shortest - 1)}"
     if name == "no_repeat_ngram_size":
-        return "no_repeat_ngram_size=0"
+        return "set no_repeat_ngram_size=0"
     if name == "eos_token_id":
-        return "use the model's own tokenizer, or reset_generation=true"
-    return "reset_generation=true"
+        return f"use the model's own tokenizer, or {RESET}"
+    return RESET
 
 
 def _letters(text: str) -> Counter[str]:

@@ -14,14 +14,16 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.sparse import SparseEncoding
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Forward
+from ftcluster_train.engine.tasks.embed.corpus_search import Comparison
 from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
     QUERY,
     BatchTexts,
     ranking_loss,
 )
 from ftcluster_train.engine.tasks.embed.sentence_similarity import DIGITS, SentenceSimilarityTask
+from ftcluster_train.engine.tasks.embed.vectors import count_of
 from ftcluster_train.engine.tasks.registry import register
-from ftcluster_train.engine.tasks.sparse.sparse_vectors import decoded, encoded, search
+from ftcluster_train.engine.tasks.sparse.sparse_vectors import comparison, decoded, encoded
 from ftcluster_train.engine.tasks.sparse.splade_pooling import pooled_logits, splade_vectors
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
@@ -44,6 +46,7 @@ class SparseEncodingTask(SentenceSimilarityTask):
     trains_head = False
     large_vocabulary = True
     biased_head = True
+    compared_queries = 256
     modules = SentenceModules(SPLADE, normalize=False)
 
     def __init__(self, recipe: Recipe, *others: Any) -> None:
@@ -131,14 +134,28 @@ class SparseEncodingTask(SentenceSimilarityTask):
         targets = self.collate(samples).targets
         return list(encoded(self._pooled(outputs, targets, self.evaluation_head)))
 
+    def compare(self, documents: Sequence[Any]) -> Comparison:
+        """Return the comparison of queries with the documents that have these predictions."""
+        return comparison(documents, self.width)
+
+    def elements(self, prediction: Any) -> int:
+        """Return the number of nonzero elements of a prediction's vector."""
+        return count_of(prediction[1])
+
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Return retrieval metrics by dot product, and the mean number of nonzero elements."""
-        return search(predictions, self.width, samples.about)
+        [retrieved] = predictions
+        return {
+            **super().score(predictions, samples),
+            "query_active_dims": retrieved.query_elements,
+            "document_active_dims": retrieved.document_elements,
+        }
 
-    def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:
-        about = samples.about
-        for kind in ("queries", "documents"):
-            if not any(predictions[number][0] for number in about.get(kind, ())):
+    def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:  # noqa: ARG002
+        [retrieved] = predictions
+        of_kind = {"queries": retrieved.query_elements, "documents": retrieved.document_elements}
+        for kind, elements in of_kind.items():
+            if not elements:
                 return (
                     f"all vectors of {kind} are empty, so the search finds nothing: use a smaller "
                     "regularizer weight"

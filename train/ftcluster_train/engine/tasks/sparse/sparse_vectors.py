@@ -1,14 +1,13 @@
 """The format of sparse vectors as predictions, and their scores in a search."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ftcluster_train.engine.tasks.embed.sentence_similarity import search_metrics
+from ftcluster_train.engine.tasks.embed.corpus_search import Comparison
 
-QUERIES = 256  # number of queries to multiply against all texts at once
 Encoded = tuple[str, str]  # base64 of the indices (int32) and of the weights (fp32) of a vector
 
 
@@ -34,41 +33,29 @@ def decoded(prediction: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def search(
-    predictions: Sequence[Sequence[str]], width: int, about: Mapping[str, Any]
-) -> dict[str, float]:
-    """Return the metrics of a search by dot product, and the mean number of nonzero elements.
+def comparison(documents: Sequence[Sequence[str]], width: int) -> Comparison:
+    """Return the comparison of queries with documents by dot product.
 
     Args:
-        predictions: encoded vectors of all texts.
+        documents: encoded vectors of the documents.
         width: number of elements of a vector.
-        about: metadata from `embed.prompted_texts.Search.about`.
     """
-    vectors = [decoded(prediction) for prediction in predictions]
-    documents = [vectors[number] for number in about["documents"]]
-    ends = torch.tensor([0, *(len(indices) for indices, _ in documents)]).cumsum(0)
+    vectors = [decoded(prediction) for prediction in documents]
+    ends = torch.tensor([0, *(len(indices) for indices, _ in vectors)]).cumsum(0)
     matrix = torch.sparse_csr_tensor(
         ends,
-        torch.cat([indices for indices, _ in documents]),
-        torch.cat([weights for _, weights in documents]),
-        size=(len(documents), width),
+        torch.cat([indices for indices, _ in vectors]),
+        torch.cat([weights for _, weights in vectors]),
+        size=(len(vectors), width),
         check_invariants=True,
     )
 
-    def scores(queries: torch.Tensor) -> torch.Tensor:
+    def scores(queries: Sequence[Any]) -> dict[str, torch.Tensor]:
         dense = torch.zeros(len(queries), width)
-        for row, number in zip(dense, queries.tolist(), strict=True):
-            indices, weights = vectors[number]
+        for row, query in zip(dense, queries, strict=True):
+            indices, weights = decoded(query)
             row[indices] = weights
         products: torch.Tensor = matrix @ dense.T
-        return products.T
+        return {"": products.T}
 
-    return {
-        **search_metrics(scores, about, QUERIES),
-        "query_active_dims": _mean_size([vectors[number] for number in about["queries"]]),
-        "document_active_dims": _mean_size(documents),
-    }
-
-
-def _mean_size(vectors: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    return sum(len(indices) for indices, _ in vectors) / len(vectors)
+    return scores
