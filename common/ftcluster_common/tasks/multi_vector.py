@@ -65,6 +65,7 @@ class MultiVectorEncodingSpec(RetrievalSpec[MultiVectorEncoding]):
     fields = MultiVectorEncoding
     recipe = "colbert"
     is_multi_vector_encoder = True
+    adapter_type = "FEATURE_EXTRACTION"
     training_fields = (*TaskSpec.training_fields, "scale")
 
     def contradictions(self, options: MultiVectorEncoding) -> Iterator[Contradiction]:

@@ -6,12 +6,12 @@ from typing import TypeVar
 from ftcluster_common.data.column_uses import Columns
 from ftcluster_common.data.row_checks import CheckRow
 from ftcluster_common.tasks.embed import SentenceSimilarity, SentenceSimilaritySpec
-from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Options, TaskSpec
+from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, TaskSpec
 
 _PAIRS = SentenceSimilaritySpec()  # reads rows in the same format
 
 
-class RetrievalOptions(Options):
+class RetrievalOptions(Adapters):
     """Base class of the recipe fields. Each task declares these fields with its own defaults."""
 
     query_column: str | None

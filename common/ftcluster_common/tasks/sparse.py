@@ -77,6 +77,7 @@ class SparseEncodingSpec(RetrievalSpec[SparseEncoding]):
     recipe = "sparse"
     predicts_tokens = True
     is_sparse_encoder = True
+    adapter_type = ""
     training_fields = (
         *TaskSpec.training_fields,
         "scale", "query_regularizer_weight", "document_regularizer_weight",

@@ -167,11 +167,6 @@ class EmbeddingTask(Task):
                 self.modules, similarity="dot" if self.compares_dots else "cosine"
             )
         self.projections = projections_of(model)
-        if self.projections and self.recipe.adapters is not None:
-            raise TrainError(
-                f"{self.recipe.model} has a Dense module, which adapters cannot be trained with",
-                "train all weights: remove lora_r",
-            )
         layers = self.modules.dense
         self.width = layers[-1].out_features if layers else model.config.hidden_size
         dims = self.options.matryoshka_dims
