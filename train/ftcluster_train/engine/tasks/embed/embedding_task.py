@@ -21,7 +21,7 @@ from ftcluster_common.models.sentence_modules import (
 )
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.embed import GIST, MARGIN_MSE, SentenceSimilarity
+from ftcluster_common.tasks.embed import GIST, SentenceSimilarity
 from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.projections import Projection, model_class_with, projections_of
@@ -91,7 +91,7 @@ class EmbeddingTask(Task):
         the embeddings of each width.
         """
         options = self.options
-        dots = options.loss == MARGIN_MSE and not options.matryoshka_dims
+        dots = options.reads_margins and not options.matryoshka_dims
         return dots and not self.modules.normalize
 
     def sample_settings(self) -> dict[str, Any]:
@@ -125,13 +125,13 @@ class EmbeddingTask(Task):
     def modules_of(self, folder: Path) -> SentenceModules:
         """Return the modules in a model's folder; the recipe's settings are ignored.
 
-        If the folder has no modules, the default modules are returned. For margin_mse they do not
-        normalize embeddings, because a teacher's margins may exceed 2, the largest difference
-        between two cosines.
+        If the folder has no modules, the default modules are returned. For a teacher's scores they
+        do not normalize embeddings, because the teacher's margins may exceed 2, the largest
+        difference between two cosines.
         """
         try:
             modules = read_modules(folder) if folder.is_absolute() else None
-            if modules is None and self.options.loss == MARGIN_MSE:
+            if modules is None and self.options.reads_margins:
                 return replace(self.modules, normalize=False)
             return modules or self.modules
         except DataError as error:

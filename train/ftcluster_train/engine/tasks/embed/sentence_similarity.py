@@ -1,6 +1,7 @@
 """Contrastive training of embeddings: queries become similar to the texts that match them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from ftcluster_common.data.data_files import found_columns
 from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.embed import MARGIN_MSE, SCORE_LOSSES, TRIPLET, with_loss
+from ftcluster_common.tasks.embed import SCORE_LOSSES, TRIPLET, with_loss
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, columns_of
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
@@ -39,8 +40,8 @@ from ftcluster_train.engine.tasks.embed.metrics import recall, retrieval_metrics
 from ftcluster_train.engine.tasks.embed.mined_negatives import with_hard_negatives
 from ftcluster_train.engine.tasks.embed.pair_losses import (
     correlations,
-    margin_mse_loss,
     score_loss,
+    teacher_loss,
     triplet_loss,
 )
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Search
@@ -121,10 +122,10 @@ class SentenceSimilarityTask(EmbeddingTask):
                 f"{found_columns(columns_of(rows))}",
                 "name the column, negative_columns=NAME, or search for negatives: hard_negatives=1",
             )
-        if self.options.loss == MARGIN_MSE and not (columns.negatives and columns.margins):
+        if self.options.reads_margins and not (columns.negatives and columns.margins):
             lacking = "a teacher's margins" if columns.negatives else "negatives"
             raise TrainError(
-                f"{split} has no column with {lacking}, which loss=margin_mse needs; "
+                f"{split} has no column with {lacking}, which loss={self.options.loss} needs; "
                 f"{found_columns(columns_of(rows))}",
                 "name the columns: negative_columns=NAME label_column=NAME",
             )
@@ -257,8 +258,10 @@ class SentenceSimilarityTask(EmbeddingTask):
     def contrastive_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
         """Return the sum of the losses of this rank's rows, from the embeddings of all ranks."""
         options = self.options
-        if options.loss == MARGIN_MSE:
-            return margin_mse_loss(embeddings, batch)
+        if options.reads_margins:
+            scores_of = partial(dot_products, embeddings)
+            loss = teacher_loss(options.loss, scores_of, batch, options.temperature)
+            return loss + 0 * embeddings.sum()  # a rank without rows has a gradient too
         if options.loss == TRIPLET:
             return triplet_loss(embeddings, batch, options.least_margin)
         return ranking_loss(embeddings, batch, options.scale, options.symmetric)
@@ -318,6 +321,18 @@ class SentenceSimilarityTask(EmbeddingTask):
             {"prediction": [round(number, DIGITS) for number in numbers]}
             for numbers in decoded(predictions).tolist()
         ]
+
+
+def dot_products(vectors: torch.Tensor, of_row: slice) -> torch.Tensor:
+    """Return the dot products of a row's query with the other texts of the row.
+
+    Args:
+        vectors: vectors of all texts of a batch, shape (texts, width).
+        of_row: range of the row's texts, of which the query is the first.
+    """
+    query, *_ = rows = vectors[of_row]
+    products: torch.Tensor = rows[1:] @ query
+    return products
 
 
 def _joined(texts: Sequence[Mapping[str, list[int]]]) -> dict[str, list[int]]:
