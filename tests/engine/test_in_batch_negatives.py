@@ -135,10 +135,11 @@ class Gradients:
 
 def loss_of(
     task: Task, model: PreTrainedModel, parts: Sequence[Sequence[Sample]], world: World,
-    kernels: Any = None,
+    kernels: Any = None, context: BatchContext | None = None,
 ) -> tuple[float, list[bool]]:  # fmt: skip
     """Return this rank's loss, and for each backward pass if it was the last."""
     optimizer = Gradients()
+    optimizer.context = context or optimizer.context
     times = StepTimes(optimizer.traffic, world)
     kernels = kernels or contextlib.nullcontext()
     step = make_step(task, model, optimizer, kernels, times, bf16=False)  # type: ignore[arg-type]

@@ -164,11 +164,3 @@ def test_other_dense_modules_are_refused(
     job = make_whole_job(tmp_path / "runs/one", EMBED, data, before, max_steps=1)
     with pytest.raises(TrainError, match=problem):
         result_of(job)
-
-
-def test_adapters_beside_dense_modules_are_refused(tmp_path: Path) -> None:
-    before = write_embedder(tmp_path)
-    data = write_data(tmp_path / "data", {"train": triplets(12, 1)})
-    job = make_whole_job(tmp_path / "runs/one", EMBED, data, before, {"lora_r": 4}, max_steps=1)
-    with pytest.raises(TrainError, match="has a Dense module, which adapters"):
-        result_of(job)

@@ -80,6 +80,7 @@ from ftcluster_common.data.json_documents import rows_of_document
 from ftcluster_common.given_files import GivenFileError, parse_json, read_given, read_json
 from ftcluster_common.models.adapter_config import read_adapters
 from ftcluster_common.models.sentence_modules import (
+    ABOUT,
     IDENTITY,
     MASK,
     MODULES,
@@ -390,24 +391,29 @@ def modules_beside(path: Path) -> object:
     return read_modules(path.parent)
 
 
-def encoder_files() -> dict[str, Any]:
-    """Return the files of a multi-vector encoder by name."""
+def encoder_files(prefixes: tuple[str, str] | None = None) -> dict[str, Any]:
+    """Return the files of a multi-vector encoder by name.
+
+    Args:
+        prefixes: prefixes of a model that PyLate has written; None for sentence-transformers.
+    """
     layers = (Dense(8, 4, False, IDENTITY),)
-    tokens = TokenVectors(8, 9, expands=True, skipped=("!",))
+    tokens = TokenVectors(8, 9, expands=True, skipped=("!",), prefixes=prefixes)
     modules = SentenceModules(MASK, True, {"query": "q: "}, dense=layers, tokens=tokens)
     return module_files(modules, 4, 9, {})
 
 
-def encoder_beside(name: str) -> Callable[[Path], object]:
+def encoder_beside(name: str, *prefixes: str) -> Callable[[Path], object]:
     """Return a reader of a multi-vector encoder's folder, one file of which is foreign.
 
     Args:
         name: name of the foreign file in the folder.
+        prefixes: both prefixes of a model that PyLate has written; none for sentence-transformers.
     """
 
     def read(path: Path) -> object:
         folder = path.parent / "encoder"
-        for file, document in encoder_files().items():
+        for file, document in encoder_files(prefixes or None).items():  # type: ignore[arg-type]
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(dumped(document))
         (folder / "1_Dense/model.safetensors").write_bytes(b"")
@@ -920,6 +926,14 @@ PARSERS = {
             of_file(encoder_beside(name), "foreign.json"), (dumped(document),), (DataError,)
         )
         for name, document in encoder_files().items()
+    },
+    **{
+        f"{name} of PyLate's encoder": Parser(
+            of_file(encoder_beside(name, "[Q] ", ""), "foreign.json"),
+            (dumped(encoder_files(("[Q] ", ""))[name]),),
+            (DataError,),
+        )
+        for name in (MODULES, ABOUT)
     },
     "conversation": Parser(
         of_json(lambda row: read_conversation(row, ConversationColumns("messages"))

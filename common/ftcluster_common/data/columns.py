@@ -152,7 +152,7 @@ def margins_of(row: Row, columns: SearchColumns, negatives: int) -> list[float]:
     """
     cell = row.get(columns.margins)
     if not negatives:
-        raise DataError("there is no negative, and loss=margin_mse compares texts with a negative")
+        raise DataError("there is no negative, and the loss compares texts with a negative")
     numbers = [number_in(value) for value in (cell if isinstance(cell, list) else [cell])]
     found = [number for number in numbers if number is not None]
     if len(found) != len(numbers) or len(found) not in (negatives, negatives + 1):
@@ -184,6 +184,11 @@ def score_of(row: Row, columns: SearchColumns) -> float:
         raise DataError(
             f"column {columns.label} is {score:g}, but loss=contrastive needs 1 for pairs that "
             "match and 0 for other pairs; to learn the order of scores, set loss=cosent"
+        )
+    if columns.loss == "online_contrastive" and score not in (0, 1):
+        raise DataError(
+            f"column {columns.label} is {score:g}, but loss=online_contrastive needs 1 for pairs "
+            "that match and 0 for other pairs; to learn the order of scores, set loss=cosent"
         )
     return score
 

@@ -6,6 +6,7 @@ library only.
 
 import contextlib
 import re
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,9 @@ KINDS = {"Transformer", "Pooling", DENSE, "Normalize"}
 OF_EMBEDDERS = "Transformer, Pooling, Dense and Normalize"
 MASK = "MultiVectorMask"  # the multi-vector module that selects the tokens to compare
 MULTI_VECTOR_KINDS = {"Transformer", DENSE, MASK, "Normalize"}
+PYLATE = "ColBERT"  # the class in PyLate's files, which list no modules for masks and lengths
+PYLATE_KINDS = {"Transformer", DENSE}
+PYLATE_DENSE = "pylate.models.Dense.Dense"
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
 # activation functions of a Dense module: classes of torch.nn, named as in its config.json
 ACTIVATIONS = (
@@ -83,6 +87,8 @@ class TokenVectors:
         expands: True if queries are filled up with mask tokens, whose vectors are compared too.
         attends: True if the other tokens attend to these mask tokens.
         skipped: tokens in documents whose vectors are not compared, such as punctuation.
+        prefixes: tokens that PyLate inserts in queries and documents, or "", if the model has
+            PyLate's files; None if it has the files of sentence-transformers.
     """
 
     query_length: int
@@ -90,6 +96,7 @@ class TokenVectors:
     expands: bool = False
     attends: bool = False
     skipped: tuple[str, ...] = ()
+    prefixes: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,7 @@ def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
             {name: str(text or "") for name, text in about.get("prompts", {}).items()},
             about.get("default_prompt_name"),
             config.get("include_prompt") is not False,
-            "dot" if about.get("similarity_fn_name") == "dot" and not sparse else "cosine",
+            "dot" if sparse or about.get("similarity_fn_name") == "dot" else "cosine",
             tuple(_dense(layer, "sentence_embedding") for layer in layers),
         )
 
@@ -244,6 +251,8 @@ def _dense_files(layers: Sequence[Dense], first: int, reads: str = "") -> dict[s
 def read_multi_vector(folder: Path) -> SentenceModules | None:
     """Return the modules of a multi-vector encoder; None if the folder contains no such encoder.
 
+    The folder may have been written by sentence-transformers or by PyLate.
+
     Raises:
         DataError: a file cannot be read, or the model has unsupported modules.
     """
@@ -251,17 +260,23 @@ def read_multi_vector(folder: Path) -> SentenceModules | None:
         if not (folder / MODULES).is_file() or not (folder / ABOUT).is_file():
             return None
         about = read_json(folder / ABOUT)
-        if about.get("model_type") != "MultiVectorEncoder":
+        # PyLate before sentence-transformers 5 wrote no model_type
+        by_pylate = about.get("model_type", PYLATE if "query_prefix" in about else "") == PYLATE
+        if about.get("model_type") != "MultiVectorEncoder" and not by_pylate:
             return None
         modules = read_json(folder / MODULES)
         kinds = {_kind(module["type"]): _below(folder, module["path"]) for module in modules}
         layers = dense_folders(folder)
-        unknown = sorted(kinds.keys() - MULTI_VECTOR_KINDS)
-        missing = sorted(MULTI_VECTOR_KINDS - kinds.keys())
+        supported = PYLATE_KINDS if by_pylate else MULTI_VECTOR_KINDS
+        unknown = sorted(kinds.keys() - supported)
+        missing = sorted(supported - kinds.keys())
         if unknown or missing:
             name = ascii((unknown or missing)[0][:100])[1:-1]
             what = f"the module {name}" if unknown else f"no module {name}"
             raise DataError(f"{folder / MODULES} has {what}, which is not supported")
+        dense = tuple(_dense(layer, "token_embeddings") for layer in layers)
+        if by_pylate:
+            return _of_pylate(about, dense)
         mask = read_json(kinds[MASK] / "config.json")
         if mask.get("keep_only_token_ids") or mask.get("skiplist_tasks", ["document"]) != [
             "document"
@@ -284,15 +299,98 @@ def read_multi_vector(folder: Path) -> SentenceModules | None:
             True,
             {name: str(text or "") for name, text in about.get("prompts", {}).items()},
             about.get("default_prompt_name"),
-            dense=tuple(_dense(layer, "token_embeddings") for layer in layers),
+            dense=dense,
             tokens=vectors,
         )
+
+
+def _of_pylate(about: Mapping[str, Any], dense: tuple[Dense, ...]) -> SentenceModules:
+    """Return the modules of a model that PyLate saved (`ColBERT.save` in models/colbert.py).
+
+    PyLate inserts its prefixes as tokens. As in sentence-transformers 6, they begin the prompts
+    here.
+    """
+    prompts = {name: str(text or "") for name, text in (about.get("prompts") or {}).items()}
+    prefixes = (str(about.get("query_prefix") or ""), str(about.get("document_prefix") or ""))
+    for name, prefix in zip((QUERY, DOCUMENTS[0]), prefixes, strict=True):
+        prompts[name] = prefix + prompts.get(name, "").removeprefix(prefix)
+    expands = about.get("do_query_expansion") is not False
+    skipped = about.get("skiplist_words")
+    tokens = TokenVectors(
+        int(about.get("query_length") or 32),
+        int(about.get("document_length") or 180),
+        expands,
+        expands and about.get("attend_to_expansion_tokens") is True,
+        tuple(string.punctuation if skipped is None else map(str, skipped)),
+        prefixes,
+    )
+    return SentenceModules(
+        MASK, True, prompts, about.get("default_prompt_name"), dense=dense, tokens=tokens
+    )
+
+
+def kept_prefixes(prompts: Mapping[str, str], prefixes: Sequence[str]) -> tuple[str, str]:
+    """Return PyLate's prefixes of queries and documents if the prompts begin with them, else "".
+
+    >>> kept_prefixes({"query": "[Q] find: ", "document": "text: "}, ("[Q] ", "[D] "))
+    ('[Q] ', '')
+    """
+    texts = (prompts.get(QUERY, ""), prompts.get(DOCUMENTS[0], ""))
+    query, document = (
+        prefix if text.startswith(prefix) else ""
+        for text, prefix in zip(texts, prefixes, strict=True)
+    )
+    return query, document
+
+
+def _pylate_files(
+    modules: SentenceModules,
+    tokens: TokenVectors,
+    prefixes: Sequence[str],
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the files of a multi-vector encoder as PyLate writes them.
+
+    sentence-transformers 6 reads these files too. PyLate cannot read the files that
+    sentence-transformers 6 writes, because they name modules of that release.
+    """
+    kinds = [("", "sentence_transformers.models.Transformer")]
+    kinds += [(f"{number}_{DENSE}", PYLATE_DENSE) for number, _ in enumerate(modules.dense, 1)]
+    prompts, kept = dict(modules.prompts), kept_prefixes(modules.prompts, prefixes)
+    for name, prefix in zip((QUERY, DOCUMENTS[0]), kept, strict=True):
+        prompts[name] = prompts.get(name, "").removeprefix(prefix)
+    longest = max(tokens.query_length, tokens.document_length)
+    layers = _dense_files(modules.dense, 1)
+    return {
+        MODULES: [
+            {"idx": number, "name": str(number), "path": path, "type": kind}
+            for number, (path, kind) in enumerate(kinds)
+        ],
+        LENGTH: {"max_seq_length": longest, "do_lower_case": False},
+        ABOUT: {
+            "__version__": {"sentence_transformers": HAS_SPARSE_ENCODER, **versions},
+            "model_type": PYLATE,
+            "prompts": {name: text for name, text in prompts.items() if text},
+            "default_prompt_name": modules.default_prompt,
+            "similarity_fn_name": "MaxSim",
+            "query_prefix": kept[0],
+            "document_prefix": kept[1],
+            "query_length": tokens.query_length,
+            "document_length": tokens.document_length,
+            "attend_to_expansion_tokens": tokens.attends,
+            "skiplist_words": list(tokens.skipped),
+            "do_query_expansion": tokens.expands,
+        },
+        **{name: {**layer, "use_residual": False} for name, layer in layers.items()},
+    }
 
 
 def _multi_vector_files(
     modules: SentenceModules, tokens: TokenVectors, versions: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the files of a multi-vector encoder, for sentence-transformers 6 and later."""
+    if tokens.prefixes is not None:
+        return _pylate_files(modules, tokens, tokens.prefixes, versions)
     reads, package = "token_embeddings", "sentence_transformers.base.modules"
     layers = [(DENSE, f"{package}.dense.{DENSE}")] * len(modules.dense)
     kinds = [
@@ -338,6 +436,8 @@ def _kind(class_name: str) -> str:
     >>> _kind("sentence_transformers.models.Pooling"), _kind("evil.Pooling")
     ('Pooling', 'evil.Pooling')
     """
+    if class_name == PYLATE_DENSE:
+        return DENSE
     match = _CLASS.fullmatch(class_name)
     return match[1] if match else class_name
 

@@ -24,11 +24,19 @@ from ftcluster_common.limits import limited
 from ftcluster_common.tasks.classify import REGRESSION_METRICS
 from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, Contradiction, TaskSpec
 
-SCORE_LOSSES = ("cosent", "angle", "cosine", "contrastive")  # losses for pairs with a score
+ONLINE = "online_contrastive"  # the contrastive loss of the hard pairs of a batch
+# losses for pairs with a score
+SCORE_LOSSES = ("cosent", "angle", "cosine", "contrastive", ONLINE)
 TRIPLET = "triplet"  # the loss for a query, its matching text and the negatives in its row
 GIST = "gist"  # the loss that uses in-batch negatives which the teacher rates as less similar
 MARGIN_MSE = "margin_mse"  # the loss for a teacher's margins between the texts of a row
-MARGIN_LOSSES = ("contrastive", TRIPLET, GIST)
+DISTILL_KL = "distill_kl_div"  # the loss for the distribution of a teacher's scores of these texts
+TEACHER_LOSSES = (MARGIN_MSE, DISTILL_KL)
+NO_TEMPERATURE = (
+    f"temperature is only for loss={DISTILL_KL}: use scale, which is the inverse: 20 for a "
+    "temperature of 0.05"
+)
+MARGIN_LOSSES = ("contrastive", ONLINE, TRIPLET, GIST)
 DISTILL_LOSSES = ("mse", "cosine_distance")  # losses for a teacher's embeddings of texts
 OF_PAIRS = (
     "positive_column", "negative_columns", "label_column", "query_prompt", "text_prompt",
@@ -53,11 +61,16 @@ class SentenceSimilarity(Adapters):
       order as the scores of the pairs.
     - `cosine`: the cosine of a pair is trained to equal its score.
     - `contrastive`: the score is 1 for pairs that match and 0 for pairs that do not.
+    - `online_contrastive`: like `contrastive`, but only for the hard pairs of a batch: pairs that
+      match, but are further apart than the nearest pair that does not; and pairs that do not match,
+      but are nearer than the furthest pair that does.
     - `gist`: like `ranking`, with queries and positives of other rows as further negatives. The
       recipe's teacher is the guide: texts that it rates as more similar to the query than the
       query's matching text are not used as negatives.
     - `margin_mse`: the differences between the dot products of a row's texts are trained to equal
       a teacher's differences.
+    - `distill_kl_div`: the softmax of the dot products of a row's texts is trained to equal the
+      softmax of a teacher's scores.
     - `mse` (mean squared difference) and `cosine_distance` (1 - cosine): the embedding of a text is
       trained to equal the teacher's embedding.
 
@@ -67,17 +80,17 @@ class SentenceSimilarity(Adapters):
             column names.
         negative_columns: columns with texts, or lists of texts, that do not match the query.
             Default: all columns named negative, negatives, negative_1 and so on.
-        label_column: column with the score of a pair. For margin_mse, it contains the margins of
-            all negatives (score of the query's text minus score of the negative), or a list with
-            the score of the query's text followed by the scores of the negatives. Default: detected
-            from the column names.
+        label_column: column with the score of a pair. For margin_mse and distill_kl_div, it
+            contains the margins of all negatives (score of the query's text minus score of the
+            negative), or a list with the score of the query's text followed by the scores of the
+            negatives. Default: detected from the column names.
         max_length: maximum number of tokens of a text; longer texts are truncated.
         pooling: method that computes an embedding from token vectors, named as in
             sentence-transformers. Decoders usually use lasttoken. `auto` uses the pooling in the
             model's folder if sentence-transformers wrote it, otherwise the mean.
         normalize: True if the saved model returns embeddings of length 1. `auto` uses the setting
-            in the model's folder; if there is none, it means true, or false for margin_mse. All
-            other losses use the cosine in any case.
+            in the model's folder; if there is none, it means true, or false for margin_mse and
+            distill_kl_div. All other losses use the cosine in any case.
         query_prompt: prompt that is put before each query. Default: the model's prompt for queries,
             or its default prompt if it has no such prompt. `ftcluster predict` uses only the
             default prompt.
@@ -87,10 +100,11 @@ class SentenceSimilarity(Adapters):
             ranking. mse, cosine_distance and gist need the recipe's teacher.
         scale: factor by which cosines are multiplied: the inverse of the temperature. In
             sentence-transformers, the default for gist is 100.
-        margin: minimum distance (1 - cosine) of pairs that do not match, for contrastive. For
-            triplet, the minimum difference between the distance of a negative and the distance of
-            the matching text; for gist, the same difference as measured by the guide. Default: 0.5,
-            and 0 for gist.
+        margin: minimum distance (1 - cosine) of pairs that do not match, for contrastive and
+            online_contrastive. For triplet, the minimum difference between the distance of a
+            negative and the distance of the matching text; for gist, the same difference as
+            measured by the guide. Default: 0.5, and 0 for gist.
+        temperature: divisor of the scores of the model and of the teacher, for distill_kl_div.
         margin_strategy: unit of the margin of gist: absolute, or relative for a fraction of the
             guide's cosine of the query and its matching text.
         symmetric: True to also let each text search for its query.
@@ -125,11 +139,12 @@ class SentenceSimilarity(Adapters):
     query_prompt: str | None = None
     text_prompt: str | None = None
     loss: Literal[
-        "auto", "ranking", "cosent", "angle", "cosine", "contrastive", "triplet", "gist",
-        "margin_mse", "mse", "cosine_distance",
+        "auto", "ranking", "cosent", "angle", "cosine", "contrastive", "online_contrastive",
+        "triplet", "gist", "margin_mse", "distill_kl_div", "mse", "cosine_distance",
     ] = "auto"  # fmt: skip
     scale: float = limited(20.0, above=0)
     margin: float | None = limited(None, at_least=0, at_most=2)
+    temperature: float = limited(1.0, above=0)
     margin_strategy: Literal["absolute", "relative"] = "absolute"
     symmetric: bool = False
     matryoshka_dims: tuple[int, ...] = ()
@@ -149,6 +164,16 @@ class SentenceSimilarity(Adapters):
         return self.loss in DISTILL_LOSSES
 
     @property
+    def reads_scores(self) -> bool:
+        """True if the loss uses the scores of pairs."""
+        return self.loss in SCORE_LOSSES
+
+    @property
+    def reads_margins(self) -> bool:
+        """True if the loss uses a teacher's scores, which are read as margins of the negatives."""
+        return self.loss in TEACHER_LOSSES
+
+    @property
     def least_margin(self) -> float:
         """The value of margin, or its default for the loss."""
         if self.margin is not None:
@@ -164,13 +189,13 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
             them in a recipe.
     """
     query, positive = find_search(options.query_column, options.positive_column, columns)
-    scored = options.loss if options.loss in SCORE_LOSSES else ""
+    scored = options.loss if options.reads_scores else ""
     negatives = options.negative_columns or tuple(filter(NEGATIVE.fullmatch, columns))
     negatives = () if scored else negatives
     names = {name.lower(): name for name in columns}
     read = (query, positive, *negatives)
     labels = (names[name] for name in BELONGING if name in names and names[name] not in read)
-    if options.loss == MARGIN_MSE:
+    if options.reads_margins:
         labels = (names[name] for name in MARGINS if name in names and names[name] not in read)
     label = options.label_column or next(labels, "")
     missing = [name for name in (*read, label) if name and name not in columns]
@@ -180,7 +205,7 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
         if query and positive and scored and not missing:
             what, named = "no column with a usual name for scores", "label_column=NAME"
         raise DataError(f"{what}; {found_columns(columns)}; name the columns: {named}")
-    if options.loss == MARGIN_MSE:
+    if options.reads_margins:
         return SearchColumns(query, positive, negatives, margins=label)
     return SearchColumns(query, positive, negatives, label, scored)
 
@@ -226,7 +251,7 @@ def _embedding_metrics(options: SentenceSimilarity) -> Iterator[str]:
     if options.distils:
         yield from ("cosine", "loss")
         return
-    scored = options.loss in SCORE_LOSSES
+    scored = options.reads_scores
     names: tuple[str, ...] = () if scored else (*RETRIEVAL_METRICS, "recall_at_10", "recall_at_100")
     names += REGRESSION_METRICS if scored or options.loss == "auto" else ()
     widths = sorted(options.matryoshka_dims)[:-1]
@@ -259,13 +284,18 @@ def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
             "range_max",
             f"from range_min {first} to range_max {last} are not {options.hard_negatives} texts",
         )
-    if options.loss in SCORE_LOSSES:
+    if options.reads_scores:
         for name in ("negative_columns", "hard_negatives"):
             if getattr(options, name):
                 yield name, f"a pair with a score has no negatives: loss={options.loss}"
-    if options.hard_negatives and options.loss == MARGIN_MSE:
-        yield "hard_negatives", f"the data have no margins for them, which loss={MARGIN_MSE} needs"
-    if options.symmetric and options.loss in (*SCORE_LOSSES, TRIPLET, GIST, MARGIN_MSE):
+    if options.hard_negatives and options.reads_margins:
+        yield (
+            "hard_negatives",
+            f"the data have no margins for them, which loss={options.loss} needs",
+        )
+    if options.temperature != 1 and options.loss != DISTILL_KL:
+        yield "temperature", NO_TEMPERATURE
+    if options.symmetric and options.loss in (*SCORE_LOSSES, TRIPLET, GIST, *TEACHER_LOSSES):
         yield "symmetric", "it is only for loss=ranking"
     if options.margin is not None and options.loss not in MARGIN_LOSSES:
         yield "margin", f"it is only for loss={' and loss='.join(MARGIN_LOSSES)}"
@@ -280,7 +310,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
 
     name = "sentence-similarity"
     fields = SentenceSimilarity
-    later_fields = (*TaskSpec.later_fields, "margin", "margin_strategy")
+    later_fields = (*TaskSpec.later_fields, "margin", "margin_strategy", "temperature")
     recipe = "embed"
     exported_as = "FeatureExtraction"
     model_recipes = {"Model": ("embed",)}
@@ -288,10 +318,12 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
     student = ("embedder", "embed")
     training_fields = (
         *TaskSpec.training_fields,
-        "hard_negatives", "margin", "margin_strategy", "relative_margin", "absolute_margin",
-        "max_score", "min_score", "range_min", "range_max",
+        "hard_negatives", "margin", "margin_strategy", "temperature", "relative_margin",
+        "absolute_margin", "max_score", "min_score", "range_min", "range_max",
     )  # fmt: skip
-    set_fields = ("loss", "scale", "margin", "symmetric", "query_prompt", "text_prompt")
+    set_fields = (
+        "loss", "scale", "margin", "temperature", "symmetric", "query_prompt", "text_prompt",
+    )  # fmt: skip
     adapter_type = "FEATURE_EXTRACTION"
 
     def columns(

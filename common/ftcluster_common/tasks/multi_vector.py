@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ftcluster_common.limits import limited
+from ftcluster_common.tasks.embed import DISTILL_KL
 from ftcluster_common.tasks.retrieval import RetrievalOptions, RetrievalSpec
-from ftcluster_common.tasks.spec import Contradiction, TaskSpec
+from ftcluster_common.tasks.spec import Contradiction
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,15 @@ class MultiVectorEncoding(RetrievalOptions):
         text_prompt: prompt that is put before each text that is not a query, including the texts of
             `ftcluster predict`. Default: the model's prompt for documents, or its default prompt if
             it has no such prompt.
+        loss: loss function. `ranking` is the loss above. The others train on a teacher's scores of
+            the texts in a row: `margin_mse` (MultiVectorMarginMSELoss) on the differences between
+            these scores, and `distill_kl_div` (MultiVectorDistillKLDivLoss) on their softmax.
+        label_column: column with a teacher's scores: a list with the score of the query's text,
+            followed by the scores of the negatives; or the margins of the negatives (score of the
+            query's text minus score of the negative). Default: detected from the column names.
+        temperature: divisor of the scores of the model and of the teacher, for distill_kl_div.
+        normalize_scores: True to scale the model's scores of a row's texts to the range from 0 to
+            1, as PyLate's Distillation does, for distill_kl_div.
         scale: factor by which scores are multiplied: the inverse of the temperature.
         validation_split_percentage: percentage of the rows to use as the validation set if the data
             have none.
@@ -54,6 +64,10 @@ class MultiVectorEncoding(RetrievalOptions):
     dimension: int | None = limited(None, at_least=1)
     query_prompt: str | None = None
     text_prompt: str | None = None
+    loss: Literal["ranking", "margin_mse", "distill_kl_div"] = "ranking"
+    label_column: str | None = None
+    temperature: float = limited(1.0, above=0)
+    normalize_scores: bool = False
     scale: float = limited(1.0, above=0)
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
@@ -65,10 +79,15 @@ class MultiVectorEncodingSpec(RetrievalSpec[MultiVectorEncoding]):
     fields = MultiVectorEncoding
     recipe = "colbert"
     is_multi_vector_encoder = True
-    training_fields = (*TaskSpec.training_fields, "scale")
+    adapter_type = "FEATURE_EXTRACTION"
+    training_fields = (*RetrievalSpec.training_fields, "normalize_scores")
+    later_fields = (*RetrievalSpec.later_fields, "normalize_scores")
 
     def contradictions(self, options: MultiVectorEncoding) -> Iterator[Contradiction]:
-        """Yield an error for queries that may be longer than other texts."""
+        """Yield errors for the loss, and for queries that may be longer than other texts."""
+        yield from super().contradictions(options)
+        if options.normalize_scores and options.loss != DISTILL_KL:
+            yield "normalize_scores", f"it is only for loss={DISTILL_KL}"
         if options.query_length > options.max_length:
             yield (
                 "query_length",

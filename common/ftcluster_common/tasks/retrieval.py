@@ -1,17 +1,23 @@
 """The part of a task's declaration that encoders for retrieval share: rows with pairs of texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from ftcluster_common.data.column_uses import Columns
 from ftcluster_common.data.row_checks import CheckRow
-from ftcluster_common.tasks.embed import SentenceSimilarity, SentenceSimilaritySpec
-from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Options, TaskSpec
+from ftcluster_common.tasks.embed import (
+    DISTILL_KL,
+    NO_TEMPERATURE,
+    TEACHER_LOSSES,
+    SentenceSimilarity,
+    SentenceSimilaritySpec,
+)
+from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, Contradiction, TaskSpec
 
 _PAIRS = SentenceSimilaritySpec()  # reads rows in the same format
 
 
-class RetrievalOptions(Options):
+class RetrievalOptions(Adapters):
     """Base class of the recipe fields. Each task declares these fields with its own defaults."""
 
     query_column: str | None
@@ -20,6 +26,9 @@ class RetrievalOptions(Options):
     max_length: int
     query_prompt: str | None
     text_prompt: str | None
+    loss: str
+    label_column: str | None
+    temperature: float
     scale: float
     validation_split_percentage: float
 
@@ -33,7 +42,9 @@ class RetrievalOptions(Options):
             max_length=self.max_length,
             query_prompt=self.query_prompt,
             text_prompt=self.text_prompt,
-            loss="ranking",
+            label_column=self.label_column,
+            loss=self.loss,  # type: ignore[arg-type]
+            temperature=self.temperature,
             scale=self.scale,
             validation_split_percentage=self.validation_split_percentage,
         )
@@ -46,11 +57,14 @@ class RetrievalSpec(TaskSpec[Fields]):
     """Base class of the declarations of sparse and multi-vector encoders."""
 
     pipeline = "feature-extraction"
+    training_fields = (*TaskSpec.training_fields, "loss", "temperature", "scale")
+    later_fields = (*TaskSpec.later_fields, "loss", "label_column", "temperature")
 
     def columns(self, options: Fields, columns: Sequence[str], answered: bool) -> Columns:
         """Return the columns of pairs, or of single texts for predictions."""
         uses = dict(_PAIRS.columns(options.pairs, columns, answered))
-        uses.pop("label", None)  # the loss does not use scores of pairs
+        if not options.pairs.reads_margins:  # the other losses do not use scores
+            uses.pop("label", None)
         return uses
 
     def row_check(self, options: Fields, answered: bool, columns: Sequence[str]) -> CheckRow:
@@ -64,9 +78,18 @@ class RetrievalSpec(TaskSpec[Fields]):
             return _PAIRS.row_form(pairs, answered)
         query, positive = pairs.query_column or "query", pairs.positive_column or "positive"
         return (
-            f"each row has {query}, {positive} (the text that belongs to the query) and optional "
-            "negatives (texts that do not)"
+            f"each row has {query}, {positive} (the text that belongs to the query) and "
+            + ("a teacher's scores and " if pairs.reads_margins else "optional ")
+            + "negatives (texts that do not)"
         )
+
+    def contradictions(self, options: Fields) -> Iterator[Contradiction]:
+        """Yield an error for each field that only a loss of a teacher's scores uses."""
+        pairs = options.pairs
+        if pairs.label_column and not pairs.reads_margins:
+            yield "label_column", f"it is only for loss={' and loss='.join(TEACHER_LOSSES)}"
+        if pairs.temperature != 1 and pairs.loss != DISTILL_KL:
+            yield "temperature", NO_TEMPERATURE
 
     def metric_names(self, options: Fields) -> tuple[str, ...]:
         """Return the names of the retrieval metrics."""

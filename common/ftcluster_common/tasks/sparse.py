@@ -1,10 +1,10 @@
 """The task sparse-encoding: training vectors with a weight per vocabulary token (SPLADE)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.retrieval import RetrievalOptions, RetrievalSpec
-from ftcluster_common.tasks.spec import TaskSpec
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,13 @@ class SparseEncoding(RetrievalOptions):
             default prompt.
         text_prompt: prompt that is put before each text that is not a query. Default: the model's
             prompt for documents, or its default prompt if it has no such prompt.
+        loss: loss function. `ranking` is the loss above. The others train on a teacher's scores of
+            the texts in a row: `margin_mse` (SparseMarginMSELoss) on the differences between these
+            scores, and `distill_kl_div` (SparseDistillKLDivLoss) on their softmax.
+        label_column: column with a teacher's scores: a list with the score of the query's text,
+            followed by the scores of the negatives; or the margins of the negatives (score of the
+            query's text minus score of the negative). Default: detected from the column names.
+        temperature: divisor of the scores of the model and of the teacher, for distill_kl_div.
         scale: factor by which dot products are multiplied: the inverse of the temperature.
         query_regularizer_weight: weight of the FLOPS regularizer of queries: the mean of each
             vector element is squared, and the squares are summed. With a larger weight, query
@@ -47,6 +54,9 @@ class SparseEncoding(RetrievalOptions):
     max_length: int = limited(256, at_least=3)
     query_prompt: str | None = None
     text_prompt: str | None = None
+    loss: Literal["ranking", "margin_mse", "distill_kl_div"] = "ranking"
+    label_column: str | None = None
+    temperature: float = limited(1.0, above=0)
     scale: float = limited(1.0, above=0)
     query_regularizer_weight: float = limited(5e-5, at_least=0)
     document_regularizer_weight: float = limited(3e-5, at_least=0)
@@ -77,10 +87,10 @@ class SparseEncodingSpec(RetrievalSpec[SparseEncoding]):
     recipe = "sparse"
     predicts_tokens = True
     is_sparse_encoder = True
+    adapter_type = ""
     training_fields = (
-        *TaskSpec.training_fields,
-        "scale", "query_regularizer_weight", "document_regularizer_weight",
-        "regularizer_warmup_ratio",
+        *RetrievalSpec.training_fields,
+        "query_regularizer_weight", "document_regularizer_weight", "regularizer_warmup_ratio",
     )  # fmt: skip
 
     def metric_names(self, options: SparseEncoding) -> tuple[str, ...]:

@@ -396,6 +396,12 @@ class TaskSpec(ABC, Generic[Fields]):
         return self.adapter_type in WITH_HEAD
 
     @property
+    def is_sentence_encoder(self) -> bool:
+        """Return True if sentence-transformers loads the model as an encoder of texts."""
+        of_tokens = self.is_sparse_encoder or self.is_multi_vector_encoder
+        return of_tokens or self.exported_as == "FeatureExtraction"
+
+    @property
     def can_load_in_4bit(self) -> bool:
         """Return True if the task can store frozen weights in NF4."""
         return any(field.name == "load_in_4bit" for field in fields(self.fields))

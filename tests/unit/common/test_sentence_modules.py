@@ -92,16 +92,19 @@ def write_weights(folder: Path, modules: SentenceModules) -> None:
         TokenVectors(32, 180),
         TokenVectors(32, 180, expands=True, skipped=("!", "?")),
         TokenVectors(32, 180, expands=True, attends=True),
+        TokenVectors(32, 180, skipped=("!",), prefixes=("[Q] ", "")),
+        TokenVectors(32, 180, expands=True, attends=True, prefixes=("[Q] ", "[D] ")),
     ],
 )
 def test_the_files_of_a_multi_vector_encoder_are_read_again(
     tmp_path: Path, tokens: TokenVectors
 ) -> None:
     dense = (Dense(8, 4, False, IDENTITY),)
-    modules = SentenceModules(MASK, True, {"query": "[Q] "}, dense=dense, tokens=tokens)
+    prompts = {"query": "[Q] ", "document": "[D] text: "}
+    modules = SentenceModules(MASK, True, prompts, dense=dense, tokens=tokens)
     write_weights(tmp_path, modules)
     assert read_multi_vector(write(tmp_path, module_files(modules, 4, 9, VERSIONS))) == modules
-    with pytest.raises(DataError, match="MultiVectorMask"):
+    with pytest.raises(DataError, match=r"MultiVectorMask|no module Pooling"):
         read_modules(tmp_path)
 
 
@@ -186,7 +189,8 @@ SPLADE_OF_RELEASE_6: dict[str, Any] = {  # written by sentence-transformers 6.2'
 
 
 def test_modules_of_a_sparse_encoder(tmp_path: Path) -> None:
-    modules = SentenceModules(SPLADE, False, {"document": "", "query": "q: "})
+    prompts = {"document": "", "query": "q: "}
+    modules = SentenceModules(SPLADE, False, prompts, similarity="dot")
     assert read_modules(write(tmp_path / "6", SPLADE_OF_RELEASE_6), sparse=True) == modules
     ours = write(tmp_path / "ours", module_files(modules, 30522, 256, VERSIONS))
     assert read_modules(ours, sparse=True) == modules

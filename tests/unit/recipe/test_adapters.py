@@ -10,8 +10,6 @@ from ftcluster_common.tasks.spec import Adapters
 
 WITHOUT = {
     "few-shot-classification": "SetFit and sentence-transformers load its folder as a whole model",
-    "multi-vector-encoding": "sentence-transformers loads its folder as a whole model",
-    "sparse-encoding": "sentence-transformers loads its folder as a whole model",
 }
 BUILT_IN = [spec for spec in TASKS.values() if spec.recipe and spec.name not in WITHOUT]
 

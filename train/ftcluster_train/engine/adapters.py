@@ -43,6 +43,13 @@ from ftcluster_kernels.lora import Adapter, row_factors, row_lengths
 from ftcluster_kernels.nf4 import Nf4Weight, dense
 from ftcluster_train.engine.models import load_config, new_weights
 from ftcluster_train.engine.new_tokens import merge_token_rows, saved_indices, use_token_rows
+from ftcluster_train.engine.projections import (
+    NAME,
+    attach_saved,
+    projections_of,
+    save_projections,
+    saved_projections,
+)
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
@@ -120,8 +127,8 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
 
     As in peft, matrix A of each adapter starts at random and matrix B at 0, so the adapters do not
     change the model's outputs before the first step. Layers that were already frozen get no
-    adapters. A classifier's head gets no adapters either: all its weights are trained, see
-    `whole_modules`.
+    adapters. A classifier's head and the Dense modules of sentence-transformers get no adapters
+    either: all their weights are trained.
 
     Args:
         model: model to change.
@@ -134,7 +141,7 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
     """
     assert options.lora_r is not None
     layers = layers_to_adapt(model, options)
-    whole = whole_modules(model)
+    whole = _trained_whole(model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     new = sorted(name for name in trained & new_weights(model) if not _is_within(name, whole))
     if new:
@@ -187,7 +194,7 @@ def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, La
         TrainError: the model has no layers that can have adapters, or a name in
             `lora_target_modules` matches none of these layers.
     """
-    whole, shared = whole_modules(model), _shared_weights(model)
+    whole, shared = _trained_whole(model), _shared_weights(model)
     layers = {
         name: layer
         for name, layer in linear_layers(model).items()
@@ -270,6 +277,11 @@ def whole_modules(model: "PreTrainedModel") -> list[str]:
     return [*head, *sorted(whole)]
 
 
+def _trained_whole(model: "PreTrainedModel") -> list[str]:
+    """Return the names of the modules whose weights are all trained beside adapters."""
+    return [*whole_modules(model), *([NAME] if projections_of(model) else [])]
+
+
 def linear_layers(model: "PreTrainedModel") -> dict[str, Layer]:
     """Return a model's linear layers by name, without the layer that computes the logits."""
     last = model.get_output_embeddings()
@@ -314,12 +326,20 @@ def saved_parameters(model: "PreTrainedModel") -> list[nn.Parameter]:
 
 
 def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> None:
-    """Write a model's adapters in the format that `peft.PeftModel.from_pretrained` reads."""
+    """Write a model's adapters in the format that `peft.PeftModel.from_pretrained` reads.
+
+    Dense modules are saved in their own folders, where sentence-transformers reads them.
+    """
     options = recipe.adapters
     assert options
     layers = adapted_layers(model)
-    tensors = {_saved_name(n): t.contiguous() for n, t in trained_weights(model).items()}
+    tensors = {
+        _saved_name(name): tensor.contiguous()
+        for name, tensor in trained_weights(model).items()
+        if not _is_within(name, [NAME])
+    }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_projections(model, folder)
     base, revision = (recipe.base_model, None)
     if not Path(base).exists():
         base, revision = split_revision(base)
@@ -374,7 +394,9 @@ def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Ten
     """Read the weights of the checkpoint in `folder`, by their names in the model."""
     if adapted_layers(model):
         saved = load_file(folder / WEIGHTS)
-        return {name: saved[_saved_name(name)] for name in trained_weights(model)}
+        beside = saved_projections(model, folder)
+        names = trained_weights(model).keys() - beside.keys()
+        return {**{name: saved[_saved_name(name)] for name in names}, **beside}
     loaded: dict[str, torch.Tensor] = (
         type(model).from_pretrained(folder, trust_remote_code=False).state_dict()
     )
@@ -413,7 +435,7 @@ def add_saved_adapters(
     """Add the adapters saved in a folder to the layers of a model, as peft would.
 
     If a layer already has an adapter, the layer is not changed, but only compared with the saved
-    adapter.
+    adapter. Otherwise, the Dense modules saved with the adapters replace those of the model.
 
     Args:
         merge: True to add the adapters to the weights; False to add their outputs to the outputs
@@ -427,7 +449,10 @@ def add_saved_adapters(
         return {}, unlike
     scale = scale_of_adapters(config["lora_alpha"], config["r"], bool(config.get("use_rslora")))
     rest = adapter_tensors(folder)
-    weights, problems, is_plain = dict(rest), [], not adapted_layers(model)
+    is_plain, problems = not adapted_layers(model), []
+    if is_plain:
+        attach_saved(model, folder)
+    weights = {**rest, **saved_projections(model, folder)}
     with_adapters = {name.rpartition(".")[0] for name in rest if name.endswith(ENDINGS)}
     if is_plain:
         ending = f".{TOKEN_ROWS}"

@@ -31,6 +31,7 @@ from ftcluster_train.engine.adapters import (
 from ftcluster_train.engine.class_head import output_weights
 from ftcluster_train.engine.models import mismatched_weights, new_weights
 from ftcluster_train.engine.new_tokens import rows_by_layer, use_token_rows
+from ftcluster_train.engine.projections import attach_saved
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _refuse(problems: Sequence[str], folder: Path, base: str) -> None:
 
 
 def begin_with_adapters(model: "PreTrainedModel", folder: Path, merge: bool) -> None:
-    """Load the weights that adapters replace in a base model, such as a classifier's head.
+    """Load the weights that adapters replace in a base model: a classifier's head, Dense modules.
 
     `load_adapters` continues the adapters themselves.
 
@@ -143,6 +144,7 @@ def begin_with_adapters(model: "PreTrainedModel", folder: Path, merge: bool) -> 
     if merge:
         replaced = use_adapters(model, folder, merge=True)
     else:
+        attach_saved(model, folder)
         tensors = adapter_tensors(folder)
         rows = _token_rows(tensors)
         _refuse(

@@ -134,7 +134,7 @@ def check_new_tokens(
             f"the output layer of this {config.model_type} model has a bias, which peft leaves out "
             "when it loads adapters with trained rows of that layer"
         )
-    elif max(ids) >= count and recipe.spec.exported_as == "FeatureExtraction":
+    elif max(ids) >= count and recipe.spec.is_sentence_encoder:
         problem = (
             "sentence-transformers cannot load adapters with new tokens, because it does not add "
             "rows to their base model"

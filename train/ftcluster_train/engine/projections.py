@@ -15,10 +15,11 @@ from torch.nn import functional
 from transformers import AutoModel
 
 from ftcluster_common.data.data_files import DataError
-from ftcluster_common.models.sentence_modules import DENSE, Dense
+from ftcluster_common.models.sentence_modules import DENSE, MODULES, Dense
 from ftcluster_train.errors import TrainError
 
 NAME = "projections"  # attribute of the model that contains the layers
+SOURCE = "projection_source"  # attribute of the model: the function that finds layers, and `first`
 WEIGHTS = "model.safetensors"
 
 # Function that gets a model's folder and the width of its hidden states. It returns the layers
@@ -65,11 +66,7 @@ class _Projected:
         weights = self.state_dict()
         others = {n: t for n, t in weights.items() if not n.startswith(f"{NAME}.")}
         self.plain.save_pretrained(self, folder, state_dict=others, **settings)
-        for number, projection in enumerate(getattr(self, NAME), start=self.first):
-            target = Path(folder) / f"{number}_{DENSE}"
-            target.mkdir()
-            state = {name: t.contiguous() for name, t in projection.state_dict().items()}
-            save_file(state, target / WEIGHTS)
+        save_projections(self, Path(folder))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *arguments: Any, **settings: Any) -> Any:
@@ -81,37 +78,95 @@ class _Projected:
 
 
 def attach(model: Any, folder: Path, layers: Layers, first: int) -> None:
-    """Add the layers behind a transformer to a model in place, with the weights of its folder.
+    """Add the layers behind a transformer to a model in place, with the weights of a folder.
 
-    Layers without saved weights get random weights, which are the same on all ranks.
+    They replace any layers that the model already has. Layers without saved weights get random
+    weights, which are the same on all ranks. The dtype of a layer is the model's dtype, or the
+    dtype of the saved weights if that is wider.
 
     Args:
-        folder: folder of the model.
+        folder: folder of the model, or of its adapters.
         first: number of the first layer's module in modules.json.
 
     Raises:
         TrainError: the weights of the layers cannot be loaded.
     """
+    setattr(model, SOURCE, (layers, first))
+    plain = model.plain if isinstance(model, _Projected) else type(model)
     try:
         wanted, saved = layers(folder, model.config.hidden_size)
     except DataError as error:
         raise TrainError(str(error)) from error
-    if not wanted:
+    if not wanted and not projections_of(model):
         return
     with torch.random.fork_rng(()):
         torch.manual_seed(0)
         projections = nn.ModuleList(Projection(layer) for layer in wanted)
-    for projection, place in zip(projections, saved, strict=False):
-        try:
-            projection.load_state_dict(load_file(place / WEIGHTS))
-        except Exception as error:  # safetensors raises errors of several kinds
-            raise TrainError(f"the weights in {place} cannot be loaded: {error}") from error
-    plain = type(model)
+    for number, projection in enumerate(projections):
+        dtype = torch.float32
+        if number < len(saved):
+            weights = _load(saved[number])
+            try:
+                projection.load_state_dict(weights)
+            except RuntimeError as error:
+                raise _unloadable(saved[number], error) from error
+            dtype = next(iter(weights.values())).dtype
+        projection.to(torch.promote_types(dtype, model.dtype))
     members = {"plain": plain, "layers": staticmethod(layers), "first": first}
     kind = type(plain.__name__, (_Projected, plain), members)
-    attributes = {"__class__": kind, NAME: projections.to(model.dtype).train(model.training)}
+    attributes = {"__class__": kind, NAME: projections.train(model.training)}
     for name, value in attributes.items():
         setattr(model, name, value)
+
+
+def attach_saved(model: Any, folder: Path) -> None:
+    """Replace the layers behind a model by the layers that were saved with its adapters.
+
+    The model is not changed if the folder contains only adapters, as peft writes them.
+
+    Raises:
+        TrainError: the weights of the layers cannot be loaded.
+    """
+    if hasattr(model, SOURCE) and (folder / MODULES).is_file():
+        attach(model, folder, *getattr(model, SOURCE))
+
+
+def save_projections(model: Any, folder: Path) -> None:
+    """Save each layer behind a model in a subfolder, in the format of sentence-transformers."""
+    for number, projection in enumerate(projections_of(model), start=getattr(model, "first", 0)):
+        target = folder / f"{number}_{DENSE}"
+        target.mkdir()
+        state = {name: t.contiguous() for name, t in projection.state_dict().items()}
+        save_file(state, target / WEIGHTS)
+
+
+def saved_projections(model: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """Read the weights of the layers that were saved beside adapters, by their names in the model.
+
+    Raises:
+        TrainError: the weights cannot be loaded.
+    """
+    if not projections_of(model):
+        return {}
+    layers, _ = getattr(model, SOURCE)
+    _, places = layers(folder, model.config.hidden_size)
+    return {
+        f"{NAME}.{number}.{name}": tensor
+        for number, place in enumerate(places)
+        for name, tensor in _load(place).items()
+    }
+
+
+def _load(place: Path) -> dict[str, torch.Tensor]:
+    try:
+        weights: dict[str, torch.Tensor] = load_file(place / WEIGHTS)
+    except Exception as error:  # safetensors raises errors of several kinds
+        raise _unloadable(place, error) from error
+    return weights
+
+
+def _unloadable(place: Path, error: Exception) -> TrainError:
+    return TrainError(f"the weights in {place} cannot be loaded: {error}")
 
 
 def projections_of(model: Any) -> Sequence[Projection]:

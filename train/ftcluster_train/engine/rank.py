@@ -318,6 +318,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
         )
         if inputs.adapters:
             loaded = use_adapters(model, Path(inputs.adapters), merge=True)
+            _read_beside(model, inputs.adapters)
             if task.has_head and (missing := sorted(new_weights(model) - loaded)):
                 what = f"neither {inputs.adapters} nor {inputs.model} has the weights {missing[0]}"
                 raise TrainError(what, "use the model that the adapters were trained with")
@@ -344,12 +345,17 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
         extend_embeddings(model, token_ids(tokenizer, recipe.listed_tokens), inputs.new_token_ids)
     if inputs.adapters:
         begin_with_adapters(model, Path(inputs.adapters), merge=recipe.adapters is None)
-        if (Path(inputs.adapters) / MODULES).is_file():
-            model.name_or_path = inputs.adapters  # the folder with its pooling settings and prompts
+        _read_beside(model, inputs.adapters)
         if not inputs.teacher:  # the reference is the base model with these adapters
             task.reference_key = f"{hash_of_weights(Path(inputs.adapters))}-"
     begin_head(model, head, task.model_class, config)
     return task, model, samples
+
+
+def _read_beside(model: PreTrainedModel, adapters: str) -> None:
+    """Let the task read pooling, prompts and other settings from the folder of the adapters."""
+    if (Path(adapters) / MODULES).is_file():
+        model.name_or_path = adapters
 
 
 def write_placement(log: ProgressLog) -> None:

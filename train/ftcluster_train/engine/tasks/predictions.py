@@ -1,11 +1,8 @@
 """Predictions for a set: each rank computes a part of them, and every rank gets all of them."""
 
-<<<<<<< HEAD
-from dataclasses import replace
-=======
 from array import array
 from collections.abc import Iterator, Sequence
->>>>>>> w/data69
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,16 +44,6 @@ def predictions_of_rank(
     model.eval()
     skip_padding(model, task)
     most = task.recipe.training.per_device_eval_batch_size
-<<<<<<< HEAD
-    of_rank: list[tuple[int, Any]] = []
-    lengths, tokens = task.lengths(samples), task.evaluation_tokens(model)
-    for indices in eval_batches(lengths, world.rank, world.size, most, tokens):
-        batch = [task.draw(samples[i], i, None) for i in indices]
-        with replace(context or context_of(model), predicts=True):
-            of_rank += zip(indices, task.predict(model, batch, bf16), strict=True)
-    by_index = dict(pair for pairs in gather_over_ranks(of_rank) for pair in pairs)
-    return [by_index[i] for i in range(len(samples))]
-=======
     all_lengths = task.lengths(samples)
     lengths = array(LENGTHS, map(all_lengths.__getitem__, indices))
     del all_lengths
@@ -64,7 +51,6 @@ def predictions_of_rank(
     for positions in eval_batches(lengths, world.rank, world.size, most, tokens):
         numbers = [indices[position] for position in positions]
         batch = [task.draw(samples[i], i, None) for i in numbers]
-        with torch.inference_mode(), context or context_of(model):
+        with torch.inference_mode(), replace(context or context_of(model), predicts=True):
             predictions = task.predict(model, batch, bf16)
         yield from zip(numbers, predictions, strict=True)
->>>>>>> w/data69

@@ -22,7 +22,7 @@ from ftcluster_common.models.sentence_modules import (
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.protocol.kernel_limits import ATTENTION_TOKENS
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.embed import GIST, MARGIN_MSE, SentenceSimilarity
+from ftcluster_common.tasks.embed import GIST, SentenceSimilarity
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.engine.models import longest_input
@@ -95,7 +95,7 @@ class EmbeddingTask(Task):
         the embeddings of each width.
         """
         options = self.options
-        dots = options.loss == MARGIN_MSE and not options.matryoshka_dims
+        dots = options.reads_margins and not options.matryoshka_dims
         return dots and not self.modules.normalize
 
     def sample_settings(self) -> dict[str, Any]:
@@ -129,13 +129,13 @@ class EmbeddingTask(Task):
     def modules_of(self, folder: Path) -> SentenceModules:
         """Return the modules in a model's folder; the recipe's settings are ignored.
 
-        If the folder has no modules, the default modules are returned. For margin_mse they do not
-        normalize embeddings, because a teacher's margins may exceed 2, the largest difference
-        between two cosines.
+        If the folder has no modules, the default modules are returned. For a teacher's scores they
+        do not normalize embeddings, because the teacher's margins may exceed 2, the largest
+        difference between two cosines.
         """
         try:
             modules = read_modules(folder) if folder.is_absolute() else None
-            if modules is None and self.options.loss == MARGIN_MSE:
+            if modules is None and self.options.reads_margins:
                 return replace(self.modules, normalize=False)
             return modules or self.modules
         except DataError as error:
@@ -171,11 +171,6 @@ class EmbeddingTask(Task):
                 self.modules, similarity="dot" if self.compares_dots else "cosine"
             )
         self.projections = projections_of(model)
-        if self.projections and self.recipe.adapters is not None:
-            raise TrainError(
-                f"{self.recipe.model} has a Dense module, which adapters cannot be trained with",
-                "train all weights: remove lora_r",
-            )
         layers = self.modules.dense
         self.width = layers[-1].out_features if layers else model.config.hidden_size
         dims = self.options.matryoshka_dims

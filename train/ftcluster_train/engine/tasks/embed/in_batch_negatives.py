@@ -1,7 +1,7 @@
 """The contrastive loss of a batch, in which a query's negatives are the texts of other rows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,6 +42,14 @@ class BatchTexts(NamedTuple):
         """The indices of all texts except queries: positives in row order, then negatives."""
         positives = torch.where(self.kinds == POSITIVE)[0]
         return torch.cat([positives, torch.where(self.kinds == NEGATIVE)[0]])
+
+    def own_rows(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield the range of the texts of each row of this rank, and its negatives' margins."""
+        begins = [*torch.where(self.kinds == QUERY)[0].tolist(), len(self.kinds)]
+        for row in range(self.rows.start, self.rows.stop):
+            begin, end = begins[row : row + 2]
+            negatives = begin - 2 * row  # number of negatives in the rows before this one
+            yield slice(begin, end), self.margins[negatives : negatives + end - begin - 2]
 
 
 def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:

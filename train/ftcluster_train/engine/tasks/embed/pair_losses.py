@@ -1,8 +1,11 @@
-"""Losses of pairs with scores and of triplets, and correlations of cosines with scores."""
+"""Losses of scored pairs, triplets and a teacher's scores; correlations of cosines with scores."""
+
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
+from ftcluster_common.tasks.embed import MARGIN_MSE, ONLINE
 from ftcluster_train.engine.metrics import pearson, spearman
 from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
     NEGATIVE,
@@ -10,6 +13,8 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
     QUERY,
     BatchTexts,
 )
+
+SMALLEST_RANGE = 1e-8  # added to the range of scores by PyLate's Distillation
 
 
 def score_loss(
@@ -22,10 +27,11 @@ def score_loss(
     Args:
         embeddings: embeddings of all texts, of length 1, shape (texts, width).
         texts: texts of the batch, a query and a positive in each row; `labels` are the scores.
-        loss: cosent, angle, cosine or contrastive, for sentence-transformers' CoSENTLoss,
-            AnglELoss, CosineSimilarityLoss or ContrastiveLoss.
+        loss: cosent, angle, cosine, contrastive or online_contrastive, for sentence-transformers'
+            CoSENTLoss, AnglELoss, CosineSimilarityLoss, ContrastiveLoss or OnlineContrastiveLoss.
         scale: factor by which cosent and angle multiply the similarities.
-        margin: distance beyond which pairs with score 0 have no loss, for contrastive.
+        margin: distance beyond which pairs with score 0 have no loss, for contrastive and
+            online_contrastive.
     """
     left, right = (embeddings[texts.kinds == kind] for kind in (QUERY, POSITIVE))
     own = texts.rows
@@ -37,9 +43,33 @@ def score_loss(
         distances = 1 - (left[own] * right[own]).sum(1)
         apart = functional.relu(margin - distances)
         return (labels * distances.square() + (1 - labels) * apart.square()).sum() / 2
+    if loss == ONLINE:
+        distances = 1 - (left * right).sum(1)
+        return online_contrastive_loss(distances, texts.labels, margin) * (own.stop - own.start)
     similarity = angle_similarity(left, right) if loss == "angle" else (left * right).sum(1)
     # the loss is one value for the whole batch, so each rank returns the share of its rows
     return cosent_loss(scale * similarity, texts.labels) * (own.stop - own.start)
+
+
+def online_contrastive_loss(
+    distances: torch.Tensor, labels: torch.Tensor, margin: float
+) -> torch.Tensor:
+    """Return the contrastive loss of the hard pairs of a batch, summed over these pairs.
+
+    A pair that matches is hard if it is further apart than the nearest pair that does not match. A
+    pair that does not match is hard if it is nearer than the furthest pair that matches. If the
+    batch has pairs of only one kind, they are compared with their mean. This is
+    sentence-transformers' OnlineContrastiveLoss.
+
+    Args:
+        distances: distance of each pair, shape (pairs,).
+        labels: 1 for pairs that match, 0 for other pairs, shape (pairs,).
+        margin: distance beyond which pairs that do not match have no loss.
+    """
+    apart, matching = distances[labels == 0], distances[labels == 1]
+    near = apart[apart < (matching.max() if len(matching) else apart.mean())]
+    far = matching[matching > (apart.min() if len(apart) else matching.mean())]
+    return far.square().sum() + functional.relu(margin - near).square().sum()
 
 
 def triplet_loss(embeddings: torch.Tensor, texts: BatchTexts, margin: float) -> torch.Tensor:
@@ -62,26 +92,52 @@ def triplet_loss(embeddings: torch.Tensor, texts: BatchTexts, margin: float) -> 
     return _mean_of_rows(losses, row_of, texts)
 
 
-def margin_mse_loss(embeddings: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
-    """Return this rank's part of the margin loss against a teacher, the sum over its rows.
+def teacher_loss(
+    loss: str,
+    scores_of: Callable[[slice], torch.Tensor],
+    texts: BatchTexts,
+    temperature: float = 1.0,
+    normalize: bool = False,
+) -> torch.Tensor:
+    """Return this rank's part of a loss against a teacher's scores, the sum over its rows.
 
-    A margin is the score of a query with its positive, minus the score of the query with a
-    negative. The model's scores are dot products. A row's loss is the mean squared difference
-    between the model's margins and the teacher's margins. This is sentence-transformers'
-    MarginMSELoss if all rows have the same number of negatives. Source: Hofstätter et al. 2020,
-    Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation.
+    The teacher's margins suffice, because neither loss depends on a constant that is added to all
+    scores of a row.
+
+    - margin_mse: a row's loss is the mean squared difference between the margins of the model and
+      of the teacher, as in sentence-transformers' MarginMSELoss if all rows have the same number of
+      negatives. Source: Hofstätter et al. 2020, Improving Efficient Neural Ranking Models with
+      Cross-Architecture Knowledge Distillation.
+    - distill_kl_div: a row's loss is the Kullback-Leibler divergence of the softmax of the model's
+      scores from the softmax of the teacher's scores, times the squared temperature, as in
+      sentence-transformers' DistillKLDivLoss. Source: Hinton et al. 2015, Distilling the Knowledge
+      in a Neural Network.
 
     Args:
-        embeddings: embeddings of all texts, shape (texts, width).
+        loss: margin_mse or distill_kl_div.
+        scores_of: function from the range of a row's texts in the batch (query, positive,
+            negatives) to the model's scores of the positive and of the negatives, shape (1 +
+            negatives,).
         texts: texts of the batch; `margins` contains the teacher's margins.
+        temperature: divisor of all scores, for distill_kl_div.
+        normalize: True to scale the model's scores of a row to the range from 0 to 1, as in
+            PyLate's Distillation, for distill_kl_div.
     """
-    is_negative = texts.kinds == NEGATIVE
-    row_of = (texts.kinds == QUERY).cumsum(0)[is_negative] - 1  # row index of each negative
-    queries, positives = embeddings[texts.kinds == QUERY], embeddings[texts.kinds == POSITIVE]
-    nearest = (queries * positives).sum(1)[row_of]
-    other = (queries[row_of] * embeddings[is_negative]).sum(1)
-    losses = (nearest - other - texts.margins.to(nearest.dtype)).square()
-    return _mean_of_rows(losses, row_of, texts)
+    total = torch.zeros(())
+    for of_row, margins in texts.own_rows():
+        scores = scores_of(of_row).float()
+        if loss == MARGIN_MSE:
+            differences = scores[0] - scores[1:] - margins.to(scores.dtype)
+            total = total + differences.square().mean()
+            continue
+        if normalize:
+            lowest, highest = scores.aminmax()
+            scores = (scores - lowest) / (highest - lowest + SMALLEST_RANGE)
+        wanted = torch.cat([margins.new_zeros(1), -margins]).to(scores.dtype)
+        model, teacher = ((values / temperature).log_softmax(0) for values in (scores, wanted))
+        divergence = functional.kl_div(model, teacher, reduction="sum", log_target=True)
+        total = total + temperature**2 * divergence
+    return total
 
 
 def _mean_of_rows(losses: torch.Tensor, row_of: torch.Tensor, texts: BatchTexts) -> torch.Tensor:

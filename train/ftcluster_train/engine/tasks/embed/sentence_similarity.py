@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from ftcluster_common.data.data_files import found_columns
 from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.embed import MARGIN_MSE, SCORE_LOSSES, TRIPLET, with_loss
+from ftcluster_common.tasks.embed import SCORE_LOSSES, TRIPLET, with_loss
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, columns_of
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
@@ -43,8 +44,8 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
 from ftcluster_train.engine.tasks.embed.mined_negatives import with_hard_negatives
 from ftcluster_train.engine.tasks.embed.pair_losses import (
     correlations,
-    margin_mse_loss,
     score_loss,
+    teacher_loss,
     triplet_loss,
 )
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Search
@@ -128,10 +129,10 @@ class SentenceSimilarityTask(EmbeddingTask):
                 f"{found_columns(columns_of(rows))}",
                 "name the column, negative_columns=NAME, or search for negatives: hard_negatives=1",
             )
-        if self.options.loss == MARGIN_MSE and not (columns.negatives and columns.margins):
+        if self.options.reads_margins and not (columns.negatives and columns.margins):
             lacking = "a teacher's margins" if columns.negatives else "negatives"
             raise TrainError(
-                f"{split} has no column with {lacking}, which loss=margin_mse needs; "
+                f"{split} has no column with {lacking}, which loss={self.options.loss} needs; "
                 f"{found_columns(columns_of(rows))}",
                 "name the columns: negative_columns=NAME label_column=NAME",
             )
@@ -261,24 +262,32 @@ class SentenceSimilarityTask(EmbeddingTask):
         options = self.options
         weights = options.matryoshka_weights or [1.0] * len(options.matryoshka_dims)
         by_width = dict(zip(options.matryoshka_dims, weights, strict=True)) or {self.width: 1.0}
-        # `auto` was replaced when the data were read
-        loss = options.loss if options.loss in SCORE_LOSSES else "cosent"
         scored = not batch.labels.isnan().any()
         total = torch.zeros(())
         for width, weight in by_width.items():
             first = _first(vectors, width)
-            if scored:
-                part = score_loss(first, batch, loss, options.scale, options.least_margin)
-            else:
-                part = self.contrastive_loss(first, batch)
-            total = total + weight * part
+            part = self.pair_loss if scored else self.contrastive_loss
+            total = total + weight * part(first, batch)
         return total
+
+    def pair_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
+        """Return this rank's part of the loss of pairs with scores, which are `batch.labels`.
+
+        The embeddings have length 1. The sum over the ranks is the batch's loss times its number of
+        pairs.
+        """
+        options = self.options
+        # `auto` was replaced when the data were read
+        loss = options.loss if options.loss in SCORE_LOSSES else "cosent"
+        return score_loss(embeddings, batch, loss, options.scale, options.least_margin)
 
     def contrastive_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
         """Return the sum of the losses of this rank's rows, from the embeddings of all ranks."""
         options = self.options
-        if options.loss == MARGIN_MSE:
-            return margin_mse_loss(embeddings, batch)
+        if options.reads_margins:
+            scores_of = partial(dot_products, embeddings)
+            loss = teacher_loss(options.loss, scores_of, batch, options.temperature)
+            return loss + 0 * embeddings.sum()  # a rank without rows has a gradient too
         if options.loss == TRIPLET:
             return triplet_loss(embeddings, batch, options.least_margin)
         return ranking_loss(embeddings, batch, options.scale, options.symmetric)
@@ -383,6 +392,18 @@ class SentenceSimilarityTask(EmbeddingTask):
             {"prediction": [round(number, DIGITS) for number in numbers]}
             for numbers in decoded(predictions).tolist()
         ]
+
+
+def dot_products(vectors: torch.Tensor, of_row: slice) -> torch.Tensor:
+    """Return the dot products of a row's query with the other texts of the row.
+
+    Args:
+        vectors: vectors of all texts of a batch, shape (texts, width).
+        of_row: range of the row's texts, of which the query is the first.
+    """
+    query, *_ = rows = vectors[of_row]
+    products: torch.Tensor = rows[1:] @ query
+    return products
 
 
 def _joined(texts: Sequence[Mapping[str, list[int]]]) -> dict[str, list[int]]:

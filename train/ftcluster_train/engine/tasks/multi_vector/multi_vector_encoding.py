@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
+from transformers import AddedToken
 
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.models.sentence_modules import (
@@ -17,6 +18,7 @@ from ftcluster_common.models.sentence_modules import (
     SentenceModules,
     TokenVectors,
     dense_folders,
+    kept_prefixes,
     read_modules,
     read_multi_vector,
 )
@@ -35,6 +37,7 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
     gather_texts,
     matching_loss,
 )
+from ftcluster_train.engine.tasks.embed.pair_losses import teacher_loss
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Prompts
 from ftcluster_train.engine.tasks.embed.sentence_similarity import DIGITS, SentenceSimilarityTask
 from ftcluster_train.engine.tasks.multi_vector.token_vectors import (
@@ -47,7 +50,7 @@ from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ftcluster_train.comm.traffic import Traffic
 
@@ -144,7 +147,9 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
             skipped = tuple(string.punctuation) if fields.skip_punctuation else ()
         attends = bool(of_model and of_model.attends and expands)
         lengths = fields.query_length, fields.max_length
-        return replace(modules, tokens=TokenVectors(*lengths, expands, attends, skipped))
+        prefixes = of_model.prefixes if of_model else None
+        tokens = TokenVectors(*lengths, expands, attends, skipped, prefixes)
+        return replace(modules, tokens=tokens)
 
     def inspect_model(self, folder: Path) -> None:
         super().inspect_model(folder)
@@ -153,6 +158,7 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
     def _use(self, modules: SentenceModules) -> None:
         assert modules.tokens is not None
         self._tokens, tokenizer = modules.tokens, self.tokenizer
+        _make_special(tokenizer, modules.tokens.prefixes or ())
         ids = [tokenizer.convert_tokens_to_ids(word) for word in modules.tokens.skipped]
         unknown = tokenizer.unk_token_id
         self._skipped = torch.tensor(
@@ -194,6 +200,9 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
             query_length=min(longest, self._tokens.query_length),
             document_length=min(longest, self._tokens.document_length),
         )
+        if prefixes := self._tokens.prefixes:  # the recipe may set other prompts
+            kept = kept_prefixes(self.modules.prompts, prefixes)
+            self._tokens = replace(self._tokens, prefixes=kept)
         self.width = width
         self.modules = replace(self.modules, dense=of_layers, tokens=self._tokens)
         # without attention to mask tokens, their vectors are the model's outputs for padding
@@ -283,11 +292,20 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
 
     def batch_loss(self, vectors: torch.Tensor, batch: BatchTokens) -> torch.Tensor:  # type: ignore[override]
         of_texts = vectors.split(list(batch.lengths))
-        texts, own = batch.texts, batch.texts.rows
+        texts, own, fields = batch.texts, batch.texts.rows, self.fields
         is_query = texts.kinds == QUERY
         queries = [of_texts[number] for number in is_query.nonzero()[own, 0].tolist()]
         if not queries:
             return vectors.sum() * 0
+        if self.options.reads_margins:
+
+            def scores_of(row: slice) -> torch.Tensor:
+                query, *documents = of_texts[row]
+                return max_similarities([query], documents)[0]
+
+            return teacher_loss(
+                fields.loss, scores_of, texts, fields.temperature, fields.normalize_scores
+            )
         documents = [of_texts[number] for number in texts.documents.tolist()]
         return matching_loss(self.options.scale * max_similarities(queries, documents), texts)
 
@@ -315,6 +333,21 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
             }
             for prediction in predictions
         ]
+
+
+def _make_special(tokenizer: "PreTrainedTokenizerBase", prefixes: Sequence[str]) -> None:
+    """Let a tokenizer recognize the tokens that PyLate inserts, also if it changes their text.
+
+    PyLate adds "[Q] " to the tokenizer as text that is normalized, so a tokenizer that lowercases
+    its input would split "[Q] ". sentence-transformers 6 changes the token in the same way.
+    """
+    added = [
+        AddedToken(prefix, normalized=False, special=True)
+        for prefix in prefixes
+        if prefix in tokenizer.get_vocab() and tokenizer.tokenize(prefix) != [prefix]
+    ]
+    if added:
+        tokenizer.add_special_tokens({"additional_special_tokens": added})
 
 
 def _activation(module: torch.nn.Module) -> str:

@@ -1,6 +1,7 @@
 """Training of sparse encoders (SPLADE), in the format of sentence-transformers' SparseEncoder."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,12 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
     BatchTexts,
     ranking_loss,
 )
-from ftcluster_train.engine.tasks.embed.sentence_similarity import DIGITS, SentenceSimilarityTask
+from ftcluster_train.engine.tasks.embed.pair_losses import teacher_loss
+from ftcluster_train.engine.tasks.embed.sentence_similarity import (
+    DIGITS,
+    SentenceSimilarityTask,
+    dot_products,
+)
 from ftcluster_train.engine.tasks.embed.vectors import count_of
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.sparse.sparse_vectors import comparison, decoded, encoded
@@ -47,7 +53,8 @@ class SparseEncodingTask(SentenceSimilarityTask):
     large_vocabulary = True
     biased_head = True
     compared_queries = 256
-    modules = SentenceModules(SPLADE, normalize=False)
+    modules = SentenceModules(SPLADE, normalize=False, similarity="dot")
+    compares_dots = True
 
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)
@@ -120,7 +127,11 @@ class SparseEncodingTask(SentenceSimilarityTask):
         return splade_vectors(outputs.logits, targets["tokens"], head, self._bias)
 
     def batch_loss(self, vectors: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
-        loss = ranking_loss(vectors, batch, self.sparse.scale, symmetric=False)
+        if self.options.reads_margins:
+            scores_of = partial(dot_products, vectors)
+            loss = teacher_loss(self.sparse.loss, scores_of, batch, self.sparse.temperature)
+        else:
+            loss = ranking_loss(vectors, batch, self.sparse.scale, symmetric=False)
         is_query = batch.kinds == QUERY
         regularizer = self.sparse.query_regularizer_weight * flops(vectors[is_query])
         regularizer += self.sparse.document_regularizer_weight * flops(vectors[~is_query])

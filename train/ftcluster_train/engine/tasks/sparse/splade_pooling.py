@@ -45,19 +45,23 @@ class _LargestLogits(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(
         ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, None]:
         hidden, weight, bias, vectors, places = ctx.saved_tensors
         # the derivative of log(1 + x) is 1 / (1 + x) = exp(-vector)
         gradients = (grad_output * torch.exp(-vectors)).masked_fill_(vectors == 0, 0)
         grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32)
+        _, needs_weight, needs_bias, _ = ctx.needs_input_grad  # beside adapters, both are frozen
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32) if needs_weight else None
         for of_text, place in zip(gradients, places, strict=True):
             for tokens in of_text.nonzero().squeeze(1).split(AT_ONCE):
                 rows, factors = place[tokens], of_text[tokens].unsqueeze(1)
                 grad_hidden.index_add_(0, rows, factors * weight[tokens])
-                grad_weight.index_add_(0, tokens, factors * hidden[rows])
-        grad_bias = None if bias is None else gradients.sum(0).to(bias.dtype)
-        return grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype), grad_bias, None
+                if grad_weight is not None:
+                    grad_weight.index_add_(0, tokens, factors * hidden[rows])
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        grad_bias = gradients.sum(0).to(bias.dtype) if needs_bias else None
+        return grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None
 
 
 def _chunks(lengths: Sequence[int], limit: int) -> Iterator[tuple[slice, slice]]:
