@@ -3,8 +3,8 @@
     PYTHON -m bench.embed_run RUN_DIR OPTIONS
 
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
-object: `engine` (`ours` or `stock`), `precision`, `steps` (default: an epoch), `seed`, `evaluate`.
-Prints one JSON object.
+object: `engine` (`ours` or `stock`), `precision`, `steps` (default: an epoch), `seed`, `evaluate`,
+`profile` (of ours). Prints one JSON object.
 """
 
 import json
@@ -25,9 +25,11 @@ from bench.engine_run import (
     batch_tokens,
     counted_seconds,
     length_share,
+    plain_step,
     products_of,
 )
 from bench.sft_run import shapes_of
+from bench.step_profile import profiled
 from ftcluster_common.data.columns import search_texts
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job, read_job
@@ -58,6 +60,14 @@ def main() -> int:
     task.check_model(model)
     train_set = samples.pop(TRAIN)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if options.get("profile"):
+        lengths, parts = task.lengths(train_set), dict[str, Any]()
+        tokens, _ = batch_tokens(lengths, job.recipe, unpadded=is_unpadded(model))
+        with profiled(WARM_UP, parts) as profiler:
+            clock = Clock(profiler)
+            train(job, task, model, train_set, {}, WORLD, clock)
+        print(json.dumps(parts | plain_step(tokens, clock)))
+        return 0
     limit = Limit(shapes_of(model.base_model), DTYPES[job.precision])
     clock, share = Clock(None, limit.measure), 1.0
     found: dict[str, Any] = {
@@ -65,8 +75,7 @@ def main() -> int:
     }
     if options["engine"] == "ours":
         lengths = task.lengths(train_set)
-        unpadded = model.base_model.config.model_type in STACKS
-        met, epoch = batch_tokens(lengths, job.recipe, unpadded=unpadded)
+        met, epoch = batch_tokens(lengths, job.recipe, unpadded=is_unpadded(model))
         # the batches of a few steps may be longer or shorter than the epoch's
         share = length_share(met[WARM_UP:], epoch, len(lengths), job.recipe.batch_size)
         _, model = train(job, task, model, train_set, {}, WORLD, clock)
@@ -83,6 +92,11 @@ def main() -> int:
         found["metrics"] = evaluate(task, model, samples, WORLD, job.precision == "bf16").metrics
     print(json.dumps(found))
     return 0
+
+
+def is_unpadded(model: Any) -> bool:
+    """Return True if the engine computes no padding for this model."""
+    return model.base_model.config.model_type in STACKS
 
 
 def _stock(job: Job, clock: Clock, bf16: bool) -> Any:

@@ -30,7 +30,7 @@ from typing import Any
 from bench.runs import Bench, arguments, machine, precision, write
 
 WITHOUT = "ours, attention_dropout=false"
-PROFILED_STEPS = 8  # the warm-up, PROFILED of bench.engine_run, and one more step
+PROFILED_STEPS = 10  # `steps_of` bench.step_profile, which needs torch
 OPTIMIZATIONS = (
     "dropout", "attention", "activations", "cross_entropy", "bf16_weights", "group_by_length",
     "tcmalloc",

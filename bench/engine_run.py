@@ -16,8 +16,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import profile, schedule
+from torch.profiler import profile
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorForSeq2Seq,
@@ -37,6 +37,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from bench.step_profile import PLAIN, PROFILED, profiled
 from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.lm import CausalLm, MaskedLm
@@ -62,8 +63,6 @@ from ftcluster_train.patching.unpadding import STACKS
 
 TURNS = 7
 WARM_UP = 3  # steps that are not counted, because their memory is new and the kernel clears it
-PROFILED = 4  # number of profiled steps after the warm-up
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm_", "mkldnn::_linear_pointwise")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # packages whose versions are in a result
 COMPARED = ("torch", "transformers", "accelerate", "trl", "peft", "sentence-transformers")
@@ -141,7 +140,8 @@ def main() -> int:
     if adapters := job.recipe.adapters:
         model = _with_peft(model, adapters) if way is _stock else _with_adapters(model, adapters)
     limit = Limit(options.get("limit", ()), DTYPES[job.precision])
-    with _profiler(options) as profiler:
+    parts: dict[str, Any] = {}
+    with profiled(WARM_UP, parts) if options.get("profile") else nullcontext() as profiler:
         clock = Clock(profiler, limit.measure if limit.factors else None)
         tokens, epoch, model = way(job, task, model, train_set, options, clock)
     met = tokens[WARM_UP : len(clock.times)]
@@ -166,7 +166,7 @@ def main() -> int:
         task = make_task(job.recipe, task.tokenizer)  # its loss is computed from the logits
         found["metrics"] = evaluate(task, model, samples, WORLD, False).metrics
     if options.get("profile"):
-        found["profile"] = options["profile_found"]
+        found["profile"] = parts | plain_step(tokens, clock)
     print(json.dumps(found))
     return 0
 
@@ -180,6 +180,22 @@ def counted_seconds(begins: list[float], ends: list[float]) -> float:
     """
     steps = zip(begins[WARM_UP - 1 :], ends[WARM_UP:], strict=False)
     return sum(end - begin for begin, end in steps)
+
+
+def plain_step(tokens: Sequence[int], clock: Clock) -> dict[str, float]:
+    """Return the mean tokens of the profiled steps, and the seconds without a profiler for them.
+
+    Args:
+        tokens: tokens of each step.
+    """
+    profiled = tokens[WARM_UP + PLAIN + 1 :][:PROFILED]
+    last = WARM_UP + PLAIN
+    seconds = clock.times[last - 1] - clock.begins[WARM_UP - 1]
+    of_step = sum(profiled) / PROFILED
+    return {
+        "tokens": of_step,
+        "plain_seconds": seconds / sum(tokens[WARM_UP:last]) * of_step,
+    }
 
 
 def products_of(model: Any, train_set: Samples, recipe: Recipe) -> float:
@@ -421,35 +437,6 @@ def _stock(
     batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
     epoch = [len(batch) * (longest or max(batch)) for batch in batches]
     return tokens, epoch, model
-
-
-@contextmanager
-def _profiler(options: dict[str, Any]) -> Iterator[profile | None]:
-    """Profile the steps after the warm-up on request; the profile goes into `options`."""
-    if not options.get("profile"):
-        yield None
-        return
-    plan = schedule(wait=WARM_UP - 1, warmup=1, active=PROFILED, repeat=1)
-    with profile(schedule=plan) as profiler:
-        yield profiler
-    options["profile_found"] = _profile_of_step(profiler)
-
-
-def _profile_of_step(profiler: profile) -> dict[str, float]:
-    """Return milliseconds of a step by kind of work, and of the slowest kernels."""
-    ops = [op for op in profiler.key_averages() if not op.key.startswith("ProfilerStep")]
-
-    def milliseconds(*names: str) -> float:
-        chosen = [op for op in ops if not names or op.key in names]
-        return float(sum(op.self_cpu_time_total for op in chosen)) / 1e3 / PROFILED
-
-    largest = sorted(ops, key=lambda op: -op.self_cpu_time_total)[:16]
-    return {
-        "all": milliseconds(),
-        "products": milliseconds(*PRODUCTS),
-        "serial random numbers": milliseconds("aten::bernoulli_"),
-        **{op.key: milliseconds(op.key) for op in largest},
-    }
 
 
 if __name__ == "__main__":

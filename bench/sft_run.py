@@ -4,7 +4,7 @@
 
 OPTIONS is a JSON object: `engine` (`ours`, `trl`, or `make`, which writes data and model into
 FOLDER), `shape`, `lora_r`, `load_in_4bit`, `batch`, `steps`, `rate`, `seed`, `evaluate`,
-`group_by_length` (of TRL). Prints one JSON object.
+`precision` and `profile` (of ours), `group_by_length` (of TRL). Prints one JSON object.
 """
 
 import json
@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, set_seed
 from transformers.models.auto import CONFIG_MAPPING
 from transformers.utils import logging
 
-from bench.engine_run import WARM_UP, WORLD, Clock, products
+from bench.engine_run import WARM_UP, WORLD, Clock, plain_step, products
+from bench.step_profile import profiled
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Recipe, Training
@@ -87,7 +88,8 @@ def main() -> int:
     )  # fmt: skip
     run_dir = Path(tempfile.mkdtemp(dir=folder))  # a run in the same folder would be continued
     # SFTTrainer saves nothing either
-    job = Job("sft", run_dir, folder, recipe, "bf16", ipex=False, snapshot_seconds=0)
+    job = Job("sft", run_dir, folder, recipe, options.get("precision", "bf16"), ipex=False,
+              snapshot_seconds=0)  # fmt: skip
     if not (folder / "inputs.json").exists():
         write_inputs(folder, prepare(job))
     inputs = read_inputs(folder)
@@ -95,6 +97,13 @@ def main() -> int:
     clock, evaluates = Clock(None), options.get("evaluate")
     task, model, samples = load(job, inputs)
     train_set = samples.pop(TRAIN)
+    if options.get("profile"):
+        parts: dict[str, Any] = {}
+        with profiled(WARM_UP, parts) as profiler:
+            clock = Clock(profiler)
+            _, tokens = ours(job, task, model, train_set, clock)
+        print(json.dumps(parts | plain_step(tokens, clock)))
+        return 0
     found: dict[str, Any] = {
         "products": products(shapes_of(model.base_model), torch.bfloat16),
         "flop_per_token": flop_per_token(model, train_set, options["lora_r"] is not None),
