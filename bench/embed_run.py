@@ -4,7 +4,7 @@
 
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
 object: `engine` (`ours` or `stock`), `precision`, `steps` (default: an epoch), `seed`, `evaluate`,
-`profile` (of ours). Prints one JSON object.
+`profile` (of ours, instead of `steps`). Prints one JSON object.
 """
 
 import json
@@ -29,7 +29,7 @@ from bench.engine_run import (
     products_of,
 )
 from bench.sft_run import shapes_of
-from bench.step_profile import profiled
+from bench.step_profile import profiled, steps_of
 from ftcluster_common.data.columns import search_texts
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job, read_job
@@ -50,8 +50,9 @@ def main() -> int:
     job = read_job(run_dir)
     if not (run_dir / "inputs.json").exists():
         write_inputs(run_dir, prepare(job))
+    steps = steps_of(WARM_UP) if options.get("profile") else options.get("steps", -1)
     training = replace(
-        job.recipe.training, seed=options.get("seed", 1), max_steps=options.get("steps", -1),
+        job.recipe.training, seed=options.get("seed", 1), max_steps=steps,
         logging_steps=1, eval_strategy="no",
     )  # fmt: skip
     precision = options["precision"]

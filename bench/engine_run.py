@@ -7,8 +7,8 @@ object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes 
 `precision` and `attention_dropout` (of the job), `limit` (shapes of products that are measured
 after each step, whose time is not counted), `tuned` (stock with dynamic padding and batches grouped
 by length; `random`: padded so, in any order), `steps` (default: the recipe's), `evaluate`,
-`profile`, `unmasked` (ours, with padding among the answers); or `shapes` of matrices, and
-their `precision`, to measure instead of a training. Prints one JSON object.
+`profile` (instead of `steps`), `unmasked` (ours, with padding among the answers); or `shapes` of
+matrices, and their `precision`, to measure instead of a training. Prints one JSON object.
 """
 
 import json
@@ -37,7 +37,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from bench.step_profile import PLAIN, PROFILED, profiled
+from bench.step_profile import profiled, steps_of, turns
 from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.lm import CausalLm, MaskedLm
@@ -125,7 +125,9 @@ def main() -> int:
     training = replace(
         job.recipe.training,
         seed=options.get("seed", 1),
-        max_steps=options.get("steps", job.recipe.training.max_steps),
+        max_steps=steps_of(WARM_UP)
+        if options.get("profile")
+        else options.get("steps", job.recipe.training.max_steps),
     )
     recipe = replace(
         job.recipe, training=training, attention_dropout=options.get("attention_dropout", True)
@@ -188,14 +190,11 @@ def plain_step(tokens: Sequence[int], clock: Clock) -> dict[str, float]:
     Args:
         tokens: tokens of each step.
     """
-    profiled = tokens[WARM_UP + PLAIN + 1 :][:PROFILED]
-    last = WARM_UP + PLAIN
-    seconds = clock.times[last - 1] - clock.begins[WARM_UP - 1]
-    of_step = sum(profiled) / PROFILED
-    return {
-        "tokens": of_step,
-        "plain_seconds": seconds / sum(tokens[WARM_UP:last]) * of_step,
-    }
+    plain, with_profiler = zip(*turns(WARM_UP), strict=True)
+    seconds = sum(clock.times[step] - clock.begins[step - 1] for step in plain)
+    of_step = sum(tokens[step] for step in with_profiler) / len(with_profiler)
+    of_plain = sum(tokens[step] for step in plain) / len(plain)
+    return {"tokens": of_step, "plain_seconds": seconds / len(plain) / of_plain * of_step}
 
 
 def products_of(model: Any, train_set: Samples, recipe: Recipe) -> float:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import embed
-from bench.engine import CASES, PROFILED_STEPS, write_tagged
+from bench.engine import CASES, write_tagged
 from bench.runs import Bench, arguments, environment, machine, precision, run_module, write
 
 MAIN = ("matmuls", "attention", "norms", "activations, dropout", "embedding", "loss", "optimizer",
-        "gradient norm", "casts, copies", "all-reduce", "waiting", "batch", "Python",
+        "gradient norm", "casts, copies", "additions", "all-reduce", "waiting", "batch", "Python",
         "other")  # fmt: skip
 SFT = {"sft": None, "sft-lora": 16}  # ranks of the adapters
 BATCH, SFT_BATCH = 32, 8
@@ -50,7 +50,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in options.cases or DEFAULT:
             run = training(bench, name, Path(folder) / name)
-            found = run(precision=options.precision, steps=PROFILED_STEPS, profile=True)
+            found = run(precision=options.precision, profile=True)
             found = found.get("profile", found)
             results["profiles"].setdefault(options.precision, {})[name] = found
             print(f"{name}, {options.precision}: {found}", file=sys.stderr, flush=True)

@@ -4,7 +4,8 @@
 
 OPTIONS is a JSON object: `engine` (`ours`, `trl`, or `make`, which writes data and model into
 FOLDER), `shape`, `lora_r`, `load_in_4bit`, `batch`, `steps`, `rate`, `seed`, `evaluate`,
-`precision` and `profile` (of ours), `group_by_length` (of TRL). Prints one JSON object.
+`precision` and `profile` (of ours; instead of `steps`), `group_by_length` (of TRL). Prints one JSON
+object.
 """
 
 import json
@@ -22,7 +23,7 @@ from transformers.models.auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from bench.engine_run import WARM_UP, WORLD, Clock, plain_step, products
-from bench.step_profile import profiled
+from bench.step_profile import profiled, steps_of
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Recipe, Training
@@ -73,6 +74,7 @@ def main() -> int:
         make(folder, Path(options["squad"]), options["shape"])
         print("{}")
         return 0
+    steps = steps_of(WARM_UP) if options.get("profile") else options["steps"]
     recipe = Recipe(
         "sft", str(folder / "model"), str(folder / "data"),
         InstructionTuning(
@@ -82,7 +84,7 @@ def main() -> int:
         "instruction-tuning",
         batch_size=options["batch"],
         training=Training(
-            learning_rate=options["rate"], max_steps=options["steps"], warmup_ratio=0.1,
+            learning_rate=options["rate"], max_steps=steps, warmup_ratio=0.1,
             seed=options.get("seed", 1), logging_steps=1, eval_strategy="no",
         ),
     )  # fmt: skip

@@ -7,8 +7,8 @@ category: by its operator, by the part or the autograd function around it, and i
 by the part whose forward pass made the node. So the categories of a step add up to its time.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from typing import Any
@@ -29,19 +29,21 @@ MATMULS, ATTENTION, NORMS = "matmuls", "attention", "norms"
 ACTIVATIONS, EMBEDDING, LOSS = "activations, dropout", "embedding", "loss"
 OPTIMIZER, GRADIENT_NORM, COPIES = "optimizer", "gradient norm", "casts, copies"
 ALL_REDUCE, WAITING, BATCH = "all-reduce", "waiting", "batch"
-PYTHON, OTHER = "Python", "other"
+ADDITIONS, PYTHON, OTHER = "additions", "Python", "other"
 CATEGORIES = (
     MATMULS, ATTENTION, NORMS, ACTIVATIONS, EMBEDDING, LOSS, OPTIMIZER, GRADIENT_NORM, COPIES,
-    ALL_REDUCE, WAITING, BATCH, PYTHON, OTHER,
+    ADDITIONS, ALL_REDUCE, WAITING, BATCH, PYTHON, OTHER,
 )  # fmt: skip
 
-PLAIN, PROFILED = 3, 3  # number of steps without and with a profiler
-# the part "fused loss" contains the matmuls of the layer that makes logits
+# turns, each of a step without a profiler, a step in which it warms up, and a profiled step
+PROFILED, CYCLE = 3, 3
+SHOWN = 24  # number of operators
+# the part "fused loss" contains the matmul with the weight of the output layer
 PART, LOOP, FUSED_LOSS = "part: ", "loop: ", "fused loss"
 STEP, NODE = "ProfilerStep", "autograd::engine::evaluate_function: "
-# parts without operators of their own: all of their time counts
+# parts whose Python code also counts
 WHOLE = (BATCH, WAITING, ALL_REDUCE)
-# categories of autograd functions in `ftcluster_kernels`: by their attribute `kernel`, or by module
+# categories of our autograd functions: by their attribute `kernel`, or else by their module
 KERNELS = {
     "attention": ATTENTION, "rotary": ATTENTION, "norm": NORMS, "activations": ACTIVATIONS,
     "dropout": ACTIVATIONS, "cross_entropy": FUSED_LOSS, "low_rank": MATMULS,
@@ -58,40 +60,60 @@ MATMUL_OPERATORS = {
 COPY_OPERATORS = {
     "aten::copy_", "aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous", "aten::cat",
     "aten::fill_", "aten::zero_", "aten::zeros", "aten::zeros_like", "aten::pad",
-    "aten::constant_pad_nd", LOOP + "widen",
+    "aten::constant_pad_nd", "aten::index", "aten::index_copy_", "aten::index_select",
+    LOOP + "widen",
 }  # fmt: skip
-NORM_OPERATORS = {"aten::linalg_vector_norm", "aten::_foreach_norm", "aten::_foreach_mul_"}
+KINDS = {
+    MATMULS: MATMUL_OPERATORS, COPIES: COPY_OPERATORS,
+    ADDITIONS: {"aten::add", "aten::add_", "aten::sum"},
+    GRADIENT_NORM: {"aten::linalg_vector_norm", "aten::_foreach_norm", "aten::_foreach_mul_"},
+}  # fmt: skip
 # prefixes of the names of torch's operators
 OPERATORS = ("aten::", "mkldnn::", "c10d::", "quantized::", LOOP)
 
 
 def steps_of(warm_up: int) -> int:
     """Return the number of steps of a training that `profiled` profiles."""
-    return warm_up + PLAIN + 1 + PROFILED  # in one step, the profiler itself warms up
+    return warm_up + CYCLE * PROFILED
 
 
 @contextmanager
 def profiled(warm_up: int, found: dict[str, Any]) -> Iterator[profile]:
-    """Profile some steps of a training, after PLAIN steps without a profiler.
+    """Profile some steps of a training, in turns with steps that are not profiled.
 
     Call the profiler's `step` after each step. The training needs `steps_of(warm_up)` steps.
 
     Args:
-        warm_up: number of steps before the PLAIN steps.
-        found: afterwards contains `seconds`, the mean time of a profiled step, and `parts` and
-            `operators`, the seconds of them by category and by operator.
+        warm_up: number of steps that are not counted.
+        found: afterwards contains `seconds`, the mean time of a profiled step, `parts`, the seconds
+            of it by category, and `operators`, the seconds of the longest events by name.
     """
-    plan = schedule(wait=warm_up + PLAIN, warmup=1, active=PROFILED, repeat=1)
-    with parts_named(), profile(schedule=plan) as profiler:
+    parts, operators, durations = Counter[str](), Counter[str](), list[float]()
+
+    def count(profiler: profile) -> None:
+        events = in_steps(profiler.events() or [])
+        durations.extend(
+            event.time_range.elapsed_us() / 1e6 for event in events if event.name.startswith(STEP)
+        )
+        for event, category in with_categories(events):
+            seconds = event.self_cpu_time_total / 1e6 / PROFILED
+            parts[category] += seconds
+            operators[f"{category}: {event.name.partition('#')[0]}"] += seconds
+
+    plan = schedule(skip_first=warm_up, wait=1, warmup=1, active=1, repeat=PROFILED)
+    with parts_named(), profile(schedule=plan, on_trace_ready=count) as profiler:
         yield profiler
-    events = profiler.events() or []
-    count = sum(event.name.startswith(STEP) for event in events)
-    seconds = seconds_by_category(events)
     found |= {
-        "seconds": sum(seconds.values()) / count,
-        "parts": {name: seconds[name] / count for name in CATEGORIES},
-        "operators": {name: value / count for name, value in by_operator(events)[:24]},
+        "seconds": sum(durations) / PROFILED,
+        "parts": {name: parts[name] for name in CATEGORIES},
+        "operators": dict(operators.most_common(SHOWN)),
     }
+
+
+def turns(warm_up: int) -> list[tuple[int, int]]:
+    """Return the numbers of the steps without and with a profiler of each turn, from 0."""
+    begins = range(warm_up, steps_of(warm_up), CYCLE)
+    return [(begin, begin + CYCLE - 1) for begin in begins]
 
 
 @contextmanager
@@ -128,7 +150,7 @@ def _subclasses(kind: type) -> set[type]:
 
 
 def _named(name: str) -> Any:
-    # the public `record_function` takes 10 us, and its calls go through torch function modes
+    # the public `record_function` is slower, and torch function modes see its calls
     return torch._C._profiler._RecordFunctionFast(name)
 
 
@@ -218,37 +240,27 @@ def functions() -> dict[str, str]:
     return found
 
 
-def seconds_by_category(events: Iterable[Any]) -> Counter[str]:
-    """Return the seconds of all profiled steps by category; the sum is the steps' time.
+def with_categories(events: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    """Yield events with their categories.
+
+    Args:
+        events: result of `in_steps`.
+    """
+    parts = _parts_of(events)
+    for event in events:
+        yield event, _category(event.name, parts[event.id])
+
+
+def in_steps(events: Iterable[Any]) -> list[Any]:
+    """Return the events inside the steps, of the thread that takes the steps, in their order.
 
     Args:
         events: events of a profiler whose steps were marked, as its `events` returns them.
     """
-    inside, parts = _in_steps(events), dict[int, str]()
-    _find_parts(inside, parts)
-    seconds: Counter[str] = Counter()
-    for event in inside:
-        seconds[_category(event, parts[event.id])] += event.self_cpu_time_total / 1e6
-    return seconds
-
-
-def by_operator(events: Iterable[Any]) -> list[tuple[str, float]]:
-    """Return the seconds of each operator and its category, the longest first."""
-    inside, parts = _in_steps(events), dict[int, str]()
-    _find_parts(inside, parts)
-    seconds: dict[str, float] = defaultdict(float)
-    for event in inside:
-        category = _category(event, parts[event.id])
-        seconds[f"{category}: {event.name.split('#')[0]}"] += event.self_cpu_time_total / 1e6
-    return sorted(seconds.items(), key=lambda found: -found[1])
-
-
-def _in_steps(events: Iterable[Any]) -> list[Any]:
-    """Return the events of the thread that takes the steps, inside the steps, in their order."""
     events = list(events)
-    steps = [event for event in events if event.name.startswith(STEP)]
-    thread = steps[0].thread if steps else None
-    found = [event for event in events if event.thread == thread and _root(event) in steps]
+    steps = {event.id: event.thread for event in events if event.name.startswith(STEP)}
+    threads = {*steps.values()}
+    found = [event for event in events if event.thread in threads and _root(event).id in steps]
     return sorted(found, key=lambda event: (event.time_range.start, -event.time_range.end))
 
 
@@ -258,12 +270,13 @@ def _root(event: Any) -> Any:
     return event
 
 
-def _find_parts(events: Iterable[Any], parts: dict[int, str]) -> None:
-    """Find the part that each event belongs to, by the event's id; "" for none.
+def _parts_of(events: Iterable[Any]) -> dict[int, str]:
+    """Return the part that each event belongs to, by the event's id; "" for none.
 
     A node of the backward pass belongs to the part of the operator that made the node. Both have
     the same sequence number; the last operator with a number is the one that made the node.
     """
+    parts: dict[int, str] = {}
     of_sequence: dict[int, str] = {}
     for event in events:
         name, parent = event.name, event.cpu_parent
@@ -279,27 +292,24 @@ def _find_parts(events: Iterable[Any], parts: dict[int, str]) -> None:
             if event.sequence_nr >= 0:
                 of_sequence[event.sequence_nr] = part
         parts[event.id] = part
+    return parts
 
 
-def _category(event: Any, part: str) -> str:
-    name = event.name
+def _category(name: str, part: str) -> str:
+    """Return the category of an event.
+
+    Args:
+        name: the event's name.
+        part: the part that the event belongs to.
+    """
     if part in WHOLE:
         return part
     if name.startswith("c10d::"):
         return ALL_REDUCE
     if not name.startswith(OPERATORS):
         return PYTHON
-    is_matmul, is_copy = name in MATMUL_OPERATORS, name in COPY_OPERATORS
+    by_operator = next((kind for kind, names in KINDS.items() if name in names), OTHER)
     if part == FUSED_LOSS:
-        return MATMULS if is_matmul else LOSS
-    if part == MATMULS:  # a copy of a factor is not part of the matmul
-        return COPIES if is_copy else MATMULS
-    if part:
-        return part
-    if is_matmul:
-        return MATMULS
-    if name in NORM_OPERATORS:
-        return GRADIENT_NORM
-    return COPIES if is_copy else OTHER
-
-
+        return MATMULS if by_operator == MATMULS else LOSS
+    # linear layers also copy factors, and add gradients of the same input
+    return by_operator if part in ("", MATMULS) else part
