@@ -36,7 +36,7 @@ CATEGORIES = (
 )  # fmt: skip
 
 # turns, each of a step without a profiler, a step in which it warms up, and a profiled step
-PROFILED, CYCLE = 3, 3
+PROFILED, CYCLE = 2, 3
 SHOWN = 24  # number of operators
 # the part "fused loss" contains the matmul with the weight of the output layer
 PART, LOOP, FUSED_LOSS = "part: ", "loop: ", "fused loss"
