@@ -5,11 +5,11 @@
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR and --encoder as in bench.engine. Each training is a process with tcmalloc, as planned
-runs have it: steps without a profiler, then steps with torch's profiler, whose events
+runs have it: steps without a profiler in turns with steps under torch's profiler, whose events
 bench.step_profile divides into categories. Results of cases and precisions that --results already
 has are replaced. In the table, shares are of the profiled step. Python is the time of the main
-thread outside of operators; profiling makes it longer, because it adds to each event. The step
-without a profiler has batches of other lengths, so its time is converted by tokens.
+thread outside of operators; it includes the profiler's own time. A step without the profiler has a
+batch of another length, so its time is converted by tokens.
 """
 
 import json
@@ -24,9 +24,6 @@ from bench import embed
 from bench.engine import CASES, write_tagged
 from bench.runs import Bench, arguments, environment, machine, precision, run_module, write
 
-MAIN = ("matmuls", "attention", "norms", "activations, dropout", "embedding", "loss", "optimizer",
-        "gradient norm", "casts, copies", "additions", "all-reduce", "waiting", "batch", "Python",
-        "other")  # fmt: skip
 SFT = {"sft": None, "sft-lora": 16}  # ranks of the adapters
 BATCH, SFT_BATCH = 32, 8
 SHAPE = "smollm2-135m"
@@ -95,9 +92,10 @@ def table(profiles: dict[str, dict[str, Any]]) -> str:
         for precision, by_name in profiles.items()
         for name, found in by_name.items()
     }
+    categories = next(iter(rows.values()))["parts"]
     shown = [
-        part for part in MAIN if any(share(found, part) >= 0.0005 for found in rows.values())
-    ]  # fmt: skip
+        part for part in categories if any(share(found, part) >= 0.0005 for found in rows.values())
+    ]
     lines = [
         f"| training | step, ms | with the profiler | {' | '.join(shown)} |",
         "|---" * (len(shown) + 3) + "|",
