@@ -63,7 +63,7 @@ def main() -> int:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     if options.get("profile"):
         lengths, parts = task.lengths(train_set), dict[str, Any]()
-        tokens, _ = batch_tokens(lengths, job.recipe, unpadded=is_unpadded(model))
+        tokens, _ = batch_tokens(lengths, job.recipe, task.group_by_length, is_unpadded(model))
         with profiled(WARM_UP, parts) as profiler:
             clock = Clock(profiler)
             train(job, task, model, train_set, {}, WORLD, clock)
@@ -76,7 +76,8 @@ def main() -> int:
     }
     if options["engine"] == "ours":
         lengths = task.lengths(train_set)
-        met, epoch = batch_tokens(lengths, job.recipe, unpadded=is_unpadded(model))
+        grouped = task.group_by_length
+        met, epoch = batch_tokens(lengths, job.recipe, grouped, is_unpadded(model))
         # the batches of a few steps may be longer or shorter than the epoch's
         share = length_share(met[WARM_UP:], epoch, len(lengths), job.recipe.batch_size)
         _, model = train(job, task, model, train_set, {}, WORLD, clock)

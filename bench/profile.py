@@ -8,8 +8,8 @@ checkout. DIR and --encoder as in bench.engine. Each training is a process with 
 runs have it: steps without a profiler in turns with steps under torch's profiler, whose events
 bench.step_profile divides into categories. Results of cases and precisions that --results already
 has are replaced. In the table, shares are of the profiled step. Python is the time of the main
-thread outside of operators; it includes the profiler's own time. A step without the profiler has a
-batch of another length, so its time is converted by tokens.
+thread outside of operators; it includes the profiler's own time. The results also have the time of
+a step without the profiler (`plain_seconds`), converted by tokens to the profiled step's batch.
 """
 
 import json
@@ -97,15 +97,12 @@ def table(profiles: dict[str, dict[str, Any]]) -> str:
         part for part in categories if any(share(found, part) >= 0.0005 for found in rows.values())
     ]
     lines = [
-        f"| training | step, ms | with the profiler | {' | '.join(shown)} |",
-        "|---" * (len(shown) + 3) + "|",
+        f"| training | step, ms | {' | '.join(shown)} |",
+        "|---" * (len(shown) + 2) + "|",
     ]
     for name, found in rows.items():
         cells = " | ".join(f"{share(found, part):.1%}" for part in shown)
-        plain = found["plain_seconds"]
-        lines.append(
-            f"| {name} | {plain * 1e3:.0f} | {found['seconds'] / plain - 1:+.0%} | {cells} |"
-        )
+        lines.append(f"| {name} | {found['seconds'] * 1e3:.0f} | {cells} |")
     return "\n".join(lines)
 
 

@@ -118,7 +118,10 @@ def turns(warm_up: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def parts_named() -> Iterator[None]:
-    """Name the parts of a step for torch's profiler, and restore the code afterwards."""
+    """Name the parts of a step for torch's profiler, and restore the code afterwards.
+
+    The class of the task must have been imported.
+    """
     with ExitStack() as patches:
 
         def replace(owner: Any, name: str, function: Any) -> None:
@@ -228,8 +231,7 @@ def category_of_module(kind: type[nn.Module]) -> str:
     return ATTENTION if "Attention" in name or "Rotary" in name else ""
 
 
-@cache
-def functions() -> dict[str, str]:
+def categories_of_functions() -> dict[str, str]:
     """Return the categories of our autograd functions and of their nodes, by name."""
     found = {}
     for kind in _subclasses(torch.autograd.Function):
@@ -276,8 +278,7 @@ def _parts_of(events: Iterable[Any]) -> dict[int, str]:
     A node of the backward pass belongs to the part of the operator that made the node. Both have
     the same sequence number; the last operator with a number is the one that made the node.
     """
-    parts: dict[int, str] = {}
-    of_sequence: dict[int, str] = {}
+    functions, parts, of_sequence = categories_of_functions(), dict[int, str](), dict[int, str]()
     for event in events:
         name, parent = event.name, event.cpu_parent
         part = parts[parent.id] if parent is not None else ""
@@ -286,9 +287,9 @@ def _parts_of(events: Iterable[Any]) -> dict[int, str]:
         elif name.startswith("Optimizer.step"):
             part = OPTIMIZER
         elif name.startswith(NODE):
-            part = functions().get(name.removeprefix(NODE), of_sequence.get(event.sequence_nr, ""))
+            part = functions.get(name.removeprefix(NODE), of_sequence.get(event.sequence_nr, ""))
         else:
-            part = functions().get(name, part)
+            part = functions.get(name, part)
             if event.sequence_nr >= 0:
                 of_sequence[event.sequence_nr] = part
         parts[event.id] = part
