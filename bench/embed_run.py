@@ -3,8 +3,8 @@
     PYTHON -m bench.embed_run RUN_DIR OPTIONS
 
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
-object: `engine` (`ours` or `stock`), `precision`, `steps` (default: an epoch), `seed`, `evaluate`.
-Prints one JSON object.
+object: `engine` (`ours` or `stock`), `precision`, `steps` (default: an epoch), `seed`, `evaluate`,
+`profile` (of ours, instead of `steps`). Prints one JSON object.
 """
 
 import json
@@ -24,9 +24,11 @@ from bench.engine_run import (
     batch_tokens,
     counted_seconds,
     length_share,
+    plain_step,
 )
 from bench.matmul_limit import Limit, operations_of
 from bench.sft_run import shapes_of
+from bench.step_profile import profiled, steps_of
 from ftcluster_common.data.columns import search_texts
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job, read_job
@@ -47,8 +49,9 @@ def main() -> int:
     job = read_job(run_dir)
     if not (run_dir / "inputs.json").exists():
         write_inputs(run_dir, prepare(job))
+    steps = steps_of(WARM_UP) if options.get("profile") else options.get("steps", -1)
     training = replace(
-        job.recipe.training, seed=options.get("seed", 1), max_steps=options.get("steps", -1),
+        job.recipe.training, seed=options.get("seed", 1), max_steps=steps,
         logging_steps=1, eval_strategy="no",
     )  # fmt: skip
     precision = options["precision"]
@@ -57,6 +60,14 @@ def main() -> int:
     task.check_model(model)
     train_set = samples.pop(TRAIN)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if options.get("profile"):
+        lengths, parts = task.lengths(train_set), dict[str, Any]()
+        tokens, _ = batch_tokens(lengths, job.recipe, task.group_by_length, is_unpadded(model))
+        with profiled(WARM_UP, parts) as profiler:
+            clock = Clock(profiler)
+            train(job, task, model, train_set, {}, WORLD, clock)
+        print(json.dumps(parts | plain_step(tokens, clock)))
+        return 0
     limit = Limit(shapes_of(model.base_model), DTYPES[job.precision])
     clock, share = Clock(None, limit.measure), 1.0
     found: dict[str, Any] = {
@@ -64,8 +75,8 @@ def main() -> int:
     }
     if options["engine"] == "ours":
         lengths = task.lengths(train_set)
-        unpadded = model.base_model.config.model_type in STACKS
-        met, epoch = batch_tokens(lengths, job.recipe, unpadded=unpadded)
+        grouped = task.group_by_length
+        met, epoch = batch_tokens(lengths, job.recipe, grouped, is_unpadded(model))
         # the batches of a few steps may be longer or shorter than the epoch's
         share = length_share(met[WARM_UP:], epoch, len(lengths), job.recipe.batch_size)
         _, model = train(job, task, model, train_set, {}, WORLD, clock)
@@ -82,6 +93,11 @@ def main() -> int:
         found["metrics"] = evaluate(task, model, samples, WORLD, job.precision == "bf16").metrics
     print(json.dumps(found))
     return 0
+
+
+def is_unpadded(model: Any) -> bool:
+    """Return True if the engine computes no padding for this model."""
+    return model.base_model.config.model_type in STACKS
 
 
 def _stock(job: Job, clock: Clock, bf16: bool) -> Any:

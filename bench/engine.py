@@ -15,8 +15,8 @@ Trainer with its best options: batches padded to their longest sample and groupe
 tcmalloc. Both use fused AdamW, and bf16 if the CPU has instructions for it. `ours` runs with
 tcmalloc, as planned runs do. If batches differ in length, each speed is converted to an epoch's
 mean batch (`length_share`). --ablation also measures ours without each optimization and with each
-alone, and `tuned` in fp32. --profile also measures the time by kind of work and its serial share.
-`--turns 1 --steps 6` takes minutes.
+alone, and `tuned` in fp32. --profile also measures the time by category (bench.step_profile) and
+its serial share. `--turns 1 --steps 6` takes minutes.
 """
 
 import json
@@ -31,7 +31,6 @@ from bench.machines import precision
 from bench.runs import Bench, arguments, machine, write
 
 WITHOUT = "ours, attention_dropout=false"
-PROFILED_STEPS = 8  # the warm-up, PROFILED of bench.engine_run, and one more step
 OPTIMIZATIONS = (
     "dropout", "attention", "activations", "cross_entropy", "bf16_weights", "group_by_length",
     "tcmalloc",
@@ -223,8 +222,7 @@ def add_profiles(
         alone = found[f"{name}, one thread"]["samples_per_second"]
         # Amdahl's law: two threads take (1 + serial) / 2 of one thread's time
         found[name]["serial_share"] = 2 * alone / found[name]["samples_per_second"] - 1
-        options = {**chosen[name], "steps": PROFILED_STEPS, "profile": True}
-        found[name]["profile"] = bench.run(run_dir, **options)["profile"]
+        found[name]["profile"] = bench.run(run_dir, **chosen[name], profile=True)["profile"]
 
 
 def table(case: str, found: dict[str, dict[str, Any]]) -> str:

@@ -7,8 +7,8 @@ object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes 
 `precision` and `attention_dropout` (of the job), `limit` (shapes of products that are measured
 after each step, whose time is not counted), `tuned` (stock with dynamic padding and batches grouped
 by length; `random`: padded so, in any order), `steps` (default: the recipe's), `evaluate`,
-`profile`, `unmasked` (ours, with padding among the answers); or `shapes` of matrices, and
-their `precision`, to measure instead of a training. Prints one JSON object.
+`profile` (instead of `steps`), `unmasked` (ours, with padding among the answers); or `shapes` of
+matrices, and their `precision`, to measure instead of a training. Prints one JSON object.
 """
 
 import json
@@ -16,8 +16,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import profile, schedule
+from torch.profiler import profile
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorForSeq2Seq,
@@ -37,6 +37,7 @@ from transformers import (
 from transformers.utils import logging
 
 from bench.matmul_limit import Limit, operations_of
+from bench.step_profile import profiled, steps_of, turns
 from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.lm import CausalLm, MaskedLm
@@ -60,8 +61,6 @@ from ftcluster_train.patching.unpadding import STACKS
 
 TURNS = 7
 WARM_UP = 3  # steps that are not counted, because their memory is new and the kernel clears it
-PROFILED = 4  # number of profiled steps after the warm-up
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm_", "mkldnn::_linear_pointwise")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # packages whose versions are in a result
 COMPARED = ("torch", "transformers", "accelerate", "trl", "peft", "sentence-transformers")
@@ -124,7 +123,9 @@ def main() -> int:
     training = replace(
         job.recipe.training,
         seed=options.get("seed", 1),
-        max_steps=options.get("steps", job.recipe.training.max_steps),
+        max_steps=steps_of(WARM_UP)
+        if options.get("profile")
+        else options.get("steps", job.recipe.training.max_steps),
     )
     recipe = replace(
         job.recipe, training=training, attention_dropout=options.get("attention_dropout", True)
@@ -139,7 +140,8 @@ def main() -> int:
     if adapters := job.recipe.adapters:
         model = _with_peft(model, adapters) if way is _stock else _with_adapters(model, adapters)
     limit = Limit(options.get("limit", ()), DTYPES[job.precision])
-    with _profiler(options) as profiler:
+    parts: dict[str, Any] = {}
+    with profiled(WARM_UP, parts) if options.get("profile") else nullcontext() as profiler:
         clock = Clock(profiler, limit.measure if limit.factors else None)
         tokens, epoch, model = way(job, task, model, train_set, options, clock)
     met = tokens[WARM_UP : len(clock.times)]
@@ -164,7 +166,7 @@ def main() -> int:
         task = make_task(job.recipe, task.tokenizer)  # its loss is computed from the logits
         found["metrics"] = evaluate(task, model, samples, WORLD, False).metrics
     if options.get("profile"):
-        found["profile"] = options["profile_found"]
+        found["profile"] = parts | plain_step(tokens, clock)
     print(json.dumps(found))
     return 0
 
@@ -178,6 +180,19 @@ def counted_seconds(begins: list[float], ends: list[float]) -> float:
     """
     steps = zip(begins[WARM_UP - 1 :], ends[WARM_UP:], strict=False)
     return sum(end - begin for begin, end in steps)
+
+
+def plain_step(tokens: Sequence[int], clock: Clock) -> dict[str, float]:
+    """Return the mean tokens of the profiled steps, and the seconds without a profiler for them.
+
+    Args:
+        tokens: tokens of each step.
+    """
+    plain, with_profiler = zip(*turns(WARM_UP), strict=True)
+    seconds = sum(clock.times[step] - clock.begins[step - 1] for step in plain)
+    of_step = sum(tokens[step] for step in with_profiler) / len(with_profiler)
+    of_plain = sum(tokens[step] for step in plain) / len(plain)
+    return {"tokens": of_step, "plain_seconds": seconds / len(plain) / of_plain * of_step}
 
 
 def versions() -> dict[str, str]:
@@ -354,35 +369,6 @@ def _stock(
     batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
     epoch = [len(batch) * (longest or max(batch)) for batch in batches]
     return tokens, epoch, model
-
-
-@contextmanager
-def _profiler(options: dict[str, Any]) -> Iterator[profile | None]:
-    """Profile the steps after the warm-up on request; the profile goes into `options`."""
-    if not options.get("profile"):
-        yield None
-        return
-    plan = schedule(wait=WARM_UP - 1, warmup=1, active=PROFILED, repeat=1)
-    with profile(schedule=plan) as profiler:
-        yield profiler
-    options["profile_found"] = _profile_of_step(profiler)
-
-
-def _profile_of_step(profiler: profile) -> dict[str, float]:
-    """Return milliseconds of a step by kind of work, and of the slowest kernels."""
-    ops = [op for op in profiler.key_averages() if not op.key.startswith("ProfilerStep")]
-
-    def milliseconds(*names: str) -> float:
-        chosen = [op for op in ops if not names or op.key in names]
-        return float(sum(op.self_cpu_time_total for op in chosen)) / 1e3 / PROFILED
-
-    largest = sorted(ops, key=lambda op: -op.self_cpu_time_total)[:16]
-    return {
-        "all": milliseconds(),
-        "products": milliseconds(*PRODUCTS),
-        "serial random numbers": milliseconds("aten::bernoulli_"),
-        **{op.key: milliseconds(op.key) for op in largest},
-    }
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ import torch.distributed as dist
 import transformers
 from torch.profiler import profile
 
-from bench.engine_run import DTYPES, WORLD, Limit
+from bench.engine_run import DTYPES, WORLD
+from bench.matmul_limit import Limit
 from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.token_samples import Samples

@@ -4,7 +4,8 @@
 
 OPTIONS is a JSON object: `engine` (`ours`, `trl`, or `make`, which writes data and model into
 FOLDER), `shape`, `lora_r`, `load_in_4bit`, `batch`, `steps`, `rate`, `seed`, `evaluate`,
-`group_by_length` (of TRL). Prints one JSON object.
+`precision` and `profile` (of ours; instead of `steps`), `group_by_length` (of TRL). Prints one JSON
+object.
 """
 
 import json
@@ -21,7 +22,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, set_seed
 from transformers.models.auto import CONFIG_MAPPING
 from transformers.utils import logging
 
-from bench.engine_run import WARM_UP, WORLD, Clock, Limit, counted_seconds
+from bench.engine_run import WARM_UP, WORLD, Clock, counted_seconds, plain_step
+from bench.matmul_limit import Limit
+from bench.step_profile import profiled, steps_of
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Recipe, Training
@@ -72,6 +75,7 @@ def main() -> int:
         make(folder, Path(options["squad"]), options["shape"])
         print("{}")
         return 0
+    steps = steps_of(WARM_UP) if options.get("profile") else options["steps"]
     recipe = Recipe(
         "sft", str(folder / "model"), str(folder / "data"),
         InstructionTuning(
@@ -81,13 +85,14 @@ def main() -> int:
         "instruction-tuning",
         batch_size=options["batch"],
         training=Training(
-            learning_rate=options["rate"], max_steps=options["steps"], warmup_ratio=0.1,
+            learning_rate=options["rate"], max_steps=steps, warmup_ratio=0.1,
             seed=options.get("seed", 1), logging_steps=1, eval_strategy="no",
         ),
     )  # fmt: skip
     run_dir = Path(tempfile.mkdtemp(dir=folder))  # a run in the same folder would be continued
     # SFTTrainer saves nothing either
-    job = Job("sft", run_dir, folder, recipe, "bf16", ipex=False, snapshot_seconds=0)
+    job = Job("sft", run_dir, folder, recipe, options.get("precision", "bf16"), ipex=False,
+              snapshot_seconds=0)  # fmt: skip
     if not (folder / "inputs.json").exists():
         write_inputs(folder, prepare(job))
     inputs = read_inputs(folder)
@@ -95,6 +100,13 @@ def main() -> int:
     evaluates = options.get("evaluate")
     task, model, samples = load(job, inputs)
     train_set = samples.pop(TRAIN)
+    if options.get("profile"):
+        parts: dict[str, Any] = {}
+        with profiled(WARM_UP, parts) as profiler:
+            clock = Clock(profiler)
+            _, tokens = ours(job, task, model, train_set, clock)
+        print(json.dumps(parts | plain_step(tokens, clock)))
+        return 0
     limit = Limit(shapes_of(model.base_model), torch.bfloat16)
     clock = Clock(None, limit.measure)
     found: dict[str, Any] = {"flop_per_token": flop_per_token(model, train_set, options["lora_r"])}

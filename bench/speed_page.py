@@ -14,6 +14,7 @@ import vl_convert
 from bench.curves import mean_and_spread
 from bench.local_sync import METRICS
 from bench.machines import machine_of, same_machine, short_name
+from bench.profile import table as of_profiles
 from bench.published import errors
 from bench.published import table as of_published
 from bench.quality import table as of_quality
@@ -41,6 +42,7 @@ FILES = {
     "embed": ("2026-11-27-embed.json", "2026-11-27-rerank.json"),
     "quality": ("2026-11-26-quality.json",),
     "jobs": ("2026-11-27-jobs.json",),
+    "profile": ("2026-11-29-profile.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-25-time-to-quality-qqp.json"),
 }
 # sections whose rows stand in the same table
@@ -405,6 +407,7 @@ def tables(found: list[Comparison]) -> dict[str, str]:
         "time": times_to_a_metric(),
         "jobs": jobs(),
         "published": of_published(by_precision(), one_machine("engine")["threads"]),
+        "profile": of_profiles(read("profile")[-1]["profiles"]),
     }
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bench import figures
+from bench import figures, profile
 from bench.speed_page import PICTURE, Comparison, bars, comparisons, summary
 from tests.programs import ROOT
 
@@ -85,3 +85,15 @@ def test_the_picture_has_the_ratios_of_the_table() -> None:
     assert [row["text"] for row in bars(measured)] == table
     texts = re.findall(r"<text [^>]*>([^<]*)</text>", PICTURE.read_text(encoding="utf-8"))
     assert [text for text in texts if text in {*table}][-len(table) :] == table
+
+
+def test_shares_of_a_profile_add_up_to_the_step() -> None:
+    """Categories without time have no column; all others add up to 100 %."""
+    parts = {"matmuls": 1.5, "waiting": 0.0, "Python": 0.3, "other": 0.2}
+    found = {"seconds": 2.0, "parts": parts}
+    lines = profile.table({"bf16": {"ner": found}}).splitlines()
+    assert lines[0] == "| training | step, ms | matmuls | Python | other |"
+    assert lines[2:] == ["| ner, bf16 | 2000 | 75.0% | 15.0% | 10.0% |"]
+    for precision in figures.read("2026-11-29-profile.json")["profiles"].values():
+        for measured in precision.values():
+            assert sum(measured["parts"].values()) == pytest.approx(measured["seconds"], rel=0.01)
