@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from bench import scale_page, speed_page
+from bench import inference, scale_page, speed_page
 from bench.real_scaling import efficiency, pairs
 from bench.runs import ROOT
 from ftcluster.planning.memory import ModelSize, need
@@ -299,6 +299,7 @@ def tables() -> dict[str, str]:
         **speed_page.tables(list(speed_page.comparisons())),
         **fault_tables.tables(fault_tables.read(FAULTS)),
         "scale": scale_page.tables(scale_page.read()),
+        "inference": inference.table(read("2026-11-29-inference.json")["speed"]),
     }
 
 
