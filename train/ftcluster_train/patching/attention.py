@@ -69,10 +69,10 @@ class Attention:
         max_length: maximum length in tokens; longer sequences use torch's function. 0 means that
             all sequences use torch's function, without a notice.
         exact_dropout: True to use the exact dropout probability instead of a rounded one.
-        without_gradients: True to use the kernel also in passes without gradients.
         longer_with_dropout: True to ignore `max_length` for calls with dropout, so that only the
             limit of the loop in C applies. With dropout, torch's function also keeps the whole
             attention matrix, even in fp32.
+        without_gradients: True to use the kernel in passes without gradients too.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Attention:
     def guard(self, *args: Any, **kwargs: Any) -> str | None:
         """Accept calls with four dimensions, in fp32 or bf16, within the maximum length.
 
+        Passes without gradients and dropout are refused unless the kernel is used for them too.
         The guard also accepts the first pass of a gradient checkpoint, which keeps no graph.
         """
         query, key, value, mask, dropout_p, causal, _, shared = _Call(*args, **kwargs)

@@ -71,6 +71,9 @@ ROWS_FILE = "rows.jsonl"  # file with the rows to predict, in the folder of the 
 VALIDATION_ROWS = "validation_rows.json"  # indices of the rows drawn for validation
 TEST_ROWS = "test_rows.json"  # indices of the rows drawn for the test set
 COMPARED_TOKENS = 64
+# Number of tokens that are evaluated at once. With twice as many, evaluations are slower, because
+# activations leave the caches (bench/README.md). The plan's memory estimate has EVAL_TOKENS.
+FAST_TOKENS = min(4096, EVAL_TOKENS)
 NO_KEYS = RowKeys("", ())
 # recipe fields that have no effect if no rows are drawn from the training set
 OF_DRAWN = ("validation_split_rows", "test_split_rows", "test_split_percentage", "stratify_column")
@@ -700,8 +703,8 @@ class Task(ABC):
         The maximum is lower if the model returns logits over the vocabulary for all tokens.
         """
         if not self.large_vocabulary or self.evaluation_head is not None:
-            return EVAL_TOKENS
-        return min(EVAL_TOKENS, LOGITS // int(model.get_input_embeddings().num_embeddings))
+            return FAST_TOKENS
+        return min(FAST_TOKENS, LOGITS // int(model.get_input_embeddings().num_embeddings))
 
     def inputs_to_compare(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Return model arguments for comparing a saved model with the model in memory.
