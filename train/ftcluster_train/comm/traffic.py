@@ -21,7 +21,7 @@ class Timeline:
     def add(self, kind: str, began: float, note: str = "") -> None:
         """Add a part that ends now and began at `began`, in seconds of `time.perf_counter`."""
         first, last = began - self._began, time.perf_counter() - self._began
-        self.spans.append((kind, note, round(first, 4), round(last, 4)))
+        self.spans.append((kind, note, round(first, 6), round(last, 6)))
 
 
 class Traffic:
