@@ -365,11 +365,13 @@ def _judged(path: Path) -> Iterator[tuple[str, Any]]:
                 matching.setdefault(query, set()).add(text)
     folder = path.parents[1]
     queries, _ = _by_id(folder / QUERIES, judged.keys())
-    corpus, count = _by_id(folder / CORPUS, set().union(*judged.values()))
+    corpus, count = _by_id(folder / CORPUS, set[str]().union(*judged.values()))
     pairs = sum(map(len, matching.values()))
     trains = _split_of(path) == TRAIN
     size = 0 if trains else min(MOST_NEGATIVES, math.ceil(count / max(pairs, 1)))
-    others = iter(()) if trains else _texts_by_id(folder / CORPUS)
+    others: Iterator[tuple[str, str]] = iter(())
+    if not trains:
+        others = _texts_by_id(folder / CORPUS)
     last: tuple[str, str, str] | None = None
 
     def with_negatives(query: str, text: str, negatives: Iterable[tuple[str, str]]) -> Row:

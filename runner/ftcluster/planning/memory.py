@@ -61,9 +61,10 @@ OF_A_LAYER = 0.5  # fraction of a layer's backward-pass memory that an evaluatio
 # bytes of a training row in each rank and while rows are tokenized: its length and its place in the
 # order of samples. Measured by bench/large_data; the tokens stay on the disk
 ROW_BYTES = 24
-# bytes of a text that an evaluation searches, in each rank and while texts are tokenized: its hash,
-# its length and its place in the order of texts. Measured by bench/large_data --search
-TEXT_BYTES = 32
+# maximum bytes of a text that an evaluation searches: its hash and a place in a hash table while
+# texts are tokenized, and 21 bytes for its length and its place in the order of texts in each rank.
+# Measured by tests/unit/engine/tasks/embed/test_prompted_texts.py
+TEXT_BYTES = 28
 USABLE = 0.9  # usable fraction of a host's memory; the system and its page cache need the rest
 
 

@@ -72,7 +72,8 @@ def evaluate(
     best = task.recipe.training.metric_for_best_model or ""
     sets = sorted(validation_sets, key=lambda name: not best.endswith(_suffix(name)))
     mixes = len(task.recipe.data_sets) > 1
-    predicted, measured_sets = {}, {}
+    predicted: dict[str, Sequence[Any]] = {}
+    measured_sets = {}
     for name in sets:
         with task.using(name):
             samples = validation_sets[name]
@@ -82,7 +83,9 @@ def evaluate(
             predicted[name] = condensed
     if task.purpose == "train" and sets and fits:
         fitted = sets if mixes else sets[:1]
-        every = [prediction for name in fitted for prediction in predicted[name]]
+        every = predicted[fitted[0]]
+        if len(fitted) > 1:
+            every = [prediction for name in fitted for prediction in predicted[name]]
         task.fit(every, joined([validation_sets[name] for name in fitted]))
     for name in sets:
         samples, predictions = validation_sets[name], predicted[name]

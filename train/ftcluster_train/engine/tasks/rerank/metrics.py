@@ -1,13 +1,13 @@
 """Ranking metrics of scored texts, named as in MTEB."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ftcluster_train.engine.metrics import DEPTH, gain_at
 
 
 def ranking_metrics(
-    queries: Sequence[tuple[Sequence[float], Sequence[bool]]],
+    queries: Iterable[tuple[Sequence[float], Sequence[bool]]],
 ) -> dict[str, float]:
     """Return the metrics of `retrieval_metrics`, for texts ranked by their scores.
 

@@ -1,6 +1,7 @@
 """Cross-encoders, which read a query and a text together and return one score."""
 
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, count, islice, pairwise
 from pathlib import Path
@@ -24,7 +25,7 @@ from ftcluster_common.tasks.rerank import (
 )
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
-from ftcluster_train.engine.data.splits import RowKeys, RowNumbers, numbers_of_hashes, shared
+from ftcluster_train.engine.data.splits import INDEX, RowKeys, RowNumbers, numbers_of_hashes, shared
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.models import longest_input
@@ -38,11 +39,15 @@ from ftcluster_train.engine.tasks.rerank.score_activation import (
     name_activation,
     score_activation,
 )
+from ftcluster_train.engine.tasks.rerank.scored_pairs import score_pairs
 from ftcluster_train.engine.tasks.tokens import TOKENIZER_COLUMNS
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from ftcluster_train.comm.world import World
+    from ftcluster_train.patching.batch_context import BatchContext
 
 HALF = 0.5  # texts whose label is at least this value are relevant to their query
 
@@ -188,31 +193,47 @@ class TextRankingTask(Task):
         logits = outputs.logits.float().squeeze(-1)
         return list(zip(logits.tolist(), losses.tolist(), strict=True))
 
+    def condense(
+        self, model: "PreTrainedModel", samples: Samples, world: "World", bf16: bool,
+        context: "BatchContext | None",
+    ) -> Sequence[Any]:  # fmt: skip
+        """Return the same as `predict`, in an object that needs little memory."""
+        return score_pairs(self, model, samples, world, bf16, context)
+
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Return the mean ranking metrics of the queries, and the accuracy over pairs.
 
         The ranking metrics ignore a query if all of its texts are relevant, or if none are.
         """
-        logits, losses = zip(*predictions, strict=True)
-        labels = [sample["label"][0] >= HALF for sample in samples]
-        pairs: dict[int, list[int]] = {}  # indices of the samples of each query
+        labels = array("B")  # 1 if a text is relevant
+        pairs: dict[int, array[int]] = {}  # indices of the samples of each query
         for number, sample in enumerate(samples):
-            pairs.setdefault(sample["query"][0], []).append(number)
-        ordered = [
-            ([logits[number] for number in numbers], [labels[number] for number in numbers])
+            labels.append(sample["label"][0] >= HALF)
+            pairs.setdefault(sample["query"][0], array(INDEX)).append(number)
+        mixed = [
+            numbers
             for numbers in pairs.values()
             if 0 < sum(labels[number] for number in numbers) < len(numbers)
         ]
-        correct = sum((logit > 0) == label for logit, label in zip(logits, labels, strict=True))
-        loss = math.fsum(losses) / len(losses)
+        ordered = (
+            (
+                [predictions[number][0] for number in numbers],
+                [bool(labels[number]) for number in numbers],
+            )
+            for numbers in mixed
+        )
+        scored = zip(predictions, labels, strict=True)
+        correct = sum((logit > 0) == label for (logit, _), label in scored)
+        loss = math.fsum(loss for _, loss in predictions) / len(predictions)
         if self.options.loss in LIST_LOSSES:
             order = torch.tensor([number for numbers in pairs.values() for number in numbers])
             targets = torch.tensor([sample["label"][0] for sample in samples])
             counts = list(map(len, pairs.values()))
-            total = self._list_loss(torch.tensor(logits)[order], targets[order], counts)
+            logits = torch.tensor([logit for logit, _ in predictions])
+            total = self._list_loss(logits[order], targets[order], counts)
             loss = total.item() / len(counts)
         return {
-            **(ranking_metrics(ordered) if ordered else {}),
+            **(ranking_metrics(ordered) if mixed else {}),
             "accuracy": correct / len(labels),
             "loss": loss,
         }
