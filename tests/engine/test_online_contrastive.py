@@ -1,6 +1,6 @@
 """OnlineContrastiveLoss equals that of sentence-transformers, also for ranks without hard pairs."""
 
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +9,22 @@ import torch
 from torch.nn import functional
 
 from ftcluster_common.protocol.job import Job
-from ftcluster_common.user_code import code_file, load_task
+from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.embed.in_batch_negatives import BatchTexts
 from ftcluster_train.engine.tasks.registry import make_task
+from ftcluster_train.errors import TrainError
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import run_rank
 from tests.engine.models import make_tokenizer
 from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model
-from tests.engine.test_own_folders import as_own
-from tests.programs import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_world")
-FILE = ROOT / "tests/engine/own_tasks/online_contrastive.py"
+LOSS = "online_contrastive"
 
 
 @pytest.fixture(autouse=True)
-def _no_task_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(COMPARED)
-    yield
-    load_task(None, Path())
 
 
 def duplicates(count: int, seed: int) -> list[Row]:
@@ -45,17 +42,16 @@ def job_of(folder: Path, **training: Any) -> Job:
         folder / "data", {"train": duplicates(80, 1), "validation": duplicates(40, 2)}
     )
     model = write_model(folder / "model", "bert", "sentence-similarity")
-    job = make_whole_job(
-        folder / "runs/plain", "sentence-similarity", data, model, {"loss": "contrastive"},
+    return make_whole_job(
+        folder / "runs/plain", "sentence-similarity", data, model, {"loss": LOSS},
         **training,
     )  # fmt: skip
-    return as_own(job, code_file(FILE.name, FILE.read_text()))
 
 
 @pytest.mark.parametrize(
     "labels",
-    [[1.0, 0, 1, 0, 0, 1], [1.0] * 6, [0.0] * 6, [1.0, 0, 0, 0, 0, 0], [1.0, 0.5, 0, 1, 0, 0.2]],
-    ids=["both", "matching", "apart", "one", "other"],
+    [[1.0, 0, 1, 0, 0, 1], [1.0] * 6, [0.0] * 6, [1.0, 0, 0, 0, 0, 0]],
+    ids=["both", "matching", "apart", "one"],
 )
 def test_loss_and_gradients_are_those_of_sentence_transformers(
     tmp_path: Path, labels: list[float]
@@ -93,3 +89,11 @@ def test_matching_pairs_become_similar(tmp_path: Path) -> None:
     events = run_rank(job)
     first, *_, last = (one["metrics"] for one in events if one["event"] == "evaluation")
     assert last["spearman"] > first["spearman"] + 0.2
+
+
+def test_other_scores_are_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    rows = [{**row, "label": 0.5} for row in duplicates(4, 1)]
+    data = write_data(tmp_path / "other", {"train": rows, "validation": rows})
+    with pytest.raises(TrainError, match=r"train.jsonl:1: column label is 0\.5, but loss=online"):
+        prepare(replace(job, recipe=replace(job.recipe, data=data)))

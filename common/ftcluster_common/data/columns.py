@@ -185,6 +185,11 @@ def score_of(row: Row, columns: SearchColumns) -> float:
             f"column {columns.label} is {score:g}, but loss=contrastive needs 1 for pairs that "
             "match and 0 for other pairs; to learn the order of scores, set loss=cosent"
         )
+    if columns.loss == "online_contrastive" and score not in (0, 1):
+        raise DataError(
+            f"column {columns.label} is {score:g}, but loss=online_contrastive needs 1 for pairs "
+            "that match and 0 for other pairs; to learn the order of scores, set loss=cosent"
+        )
     return score
 
 

@@ -24,7 +24,9 @@ from ftcluster_common.limits import limited
 from ftcluster_common.tasks.classify import REGRESSION_METRICS
 from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, Contradiction, TaskSpec
 
-SCORE_LOSSES = ("cosent", "angle", "cosine", "contrastive")  # losses for pairs with a score
+ONLINE = "online_contrastive"  # the contrastive loss of the hard pairs of a batch
+# losses for pairs with a score
+SCORE_LOSSES = ("cosent", "angle", "cosine", "contrastive", ONLINE)
 TRIPLET = "triplet"  # the loss for a query, its matching text and the negatives in its row
 GIST = "gist"  # the loss that uses in-batch negatives which the teacher rates as less similar
 MARGIN_MSE = "margin_mse"  # the loss for a teacher's margins between the texts of a row
@@ -34,7 +36,7 @@ NO_TEMPERATURE = (
     f"temperature is only for loss={DISTILL_KL}: use scale, which is the inverse: 20 for a "
     "temperature of 0.05"
 )
-MARGIN_LOSSES = ("contrastive", TRIPLET, GIST)
+MARGIN_LOSSES = ("contrastive", ONLINE, TRIPLET, GIST)
 DISTILL_LOSSES = ("mse", "cosine_distance")  # losses for a teacher's embeddings of texts
 OF_PAIRS = (
     "positive_column", "negative_columns", "label_column", "query_prompt", "text_prompt",
@@ -59,6 +61,9 @@ class SentenceSimilarity(Adapters):
       order as the scores of the pairs.
     - `cosine`: the cosine of a pair is trained to equal its score.
     - `contrastive`: the score is 1 for pairs that match and 0 for pairs that do not.
+    - `online_contrastive`: like `contrastive`, but only for the hard pairs of a batch: pairs that
+      match, but are further apart than the nearest pair that does not; and pairs that do not match,
+      but are nearer than the furthest pair that does.
     - `gist`: like `ranking`, with queries and positives of other rows as further negatives. The
       recipe's teacher is the guide: texts that it rates as more similar to the query than the
       query's matching text are not used as negatives.
@@ -95,10 +100,10 @@ class SentenceSimilarity(Adapters):
             ranking. mse, cosine_distance and gist need the recipe's teacher.
         scale: factor by which cosines are multiplied: the inverse of the temperature. In
             sentence-transformers, the default for gist is 100.
-        margin: minimum distance (1 - cosine) of pairs that do not match, for contrastive. For
-            triplet, the minimum difference between the distance of a negative and the distance of
-            the matching text; for gist, the same difference as measured by the guide. Default: 0.5,
-            and 0 for gist.
+        margin: minimum distance (1 - cosine) of pairs that do not match, for contrastive and
+            online_contrastive. For triplet, the minimum difference between the distance of a
+            negative and the distance of the matching text; for gist, the same difference as
+            measured by the guide. Default: 0.5, and 0 for gist.
         temperature: divisor of the scores of the model and of the teacher, for distill_kl_div.
         margin_strategy: unit of the margin of gist: absolute, or relative for a fraction of the
             guide's cosine of the query and its matching text.
@@ -134,8 +139,8 @@ class SentenceSimilarity(Adapters):
     query_prompt: str | None = None
     text_prompt: str | None = None
     loss: Literal[
-        "auto", "ranking", "cosent", "angle", "cosine", "contrastive", "triplet", "gist",
-        "margin_mse", "distill_kl_div", "mse", "cosine_distance",
+        "auto", "ranking", "cosent", "angle", "cosine", "contrastive", "online_contrastive",
+        "triplet", "gist", "margin_mse", "distill_kl_div", "mse", "cosine_distance",
     ] = "auto"  # fmt: skip
     scale: float = limited(20.0, above=0)
     margin: float | None = limited(None, at_least=0, at_most=2)
@@ -159,6 +164,11 @@ class SentenceSimilarity(Adapters):
         return self.loss in DISTILL_LOSSES
 
     @property
+    def reads_scores(self) -> bool:
+        """True if the loss uses the scores of pairs."""
+        return self.loss in SCORE_LOSSES
+
+    @property
     def reads_margins(self) -> bool:
         """True if the loss uses a teacher's scores, which are read as margins of the negatives."""
         return self.loss in TEACHER_LOSSES
@@ -179,7 +189,7 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
             them in a recipe.
     """
     query, positive = find_search(options.query_column, options.positive_column, columns)
-    scored = options.loss if options.loss in SCORE_LOSSES else ""
+    scored = options.loss if options.reads_scores else ""
     negatives = options.negative_columns or tuple(filter(NEGATIVE.fullmatch, columns))
     negatives = () if scored else negatives
     names = {name.lower(): name for name in columns}
@@ -241,7 +251,7 @@ def _embedding_metrics(options: SentenceSimilarity) -> Iterator[str]:
     if options.distils:
         yield from ("cosine", "loss")
         return
-    scored = options.loss in SCORE_LOSSES
+    scored = options.reads_scores
     names: tuple[str, ...] = () if scored else (*RETRIEVAL_METRICS, "recall_at_10", "recall_at_100")
     names += REGRESSION_METRICS if scored or options.loss == "auto" else ()
     widths = sorted(options.matryoshka_dims)[:-1]
@@ -274,7 +284,7 @@ def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
             "range_max",
             f"from range_min {first} to range_max {last} are not {options.hard_negatives} texts",
         )
-    if options.loss in SCORE_LOSSES:
+    if options.reads_scores:
         for name in ("negative_columns", "hard_negatives"):
             if getattr(options, name):
                 yield name, f"a pair with a score has no negatives: loss={options.loss}"

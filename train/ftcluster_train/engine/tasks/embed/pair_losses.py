@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from ftcluster_common.tasks.embed import MARGIN_MSE
+from ftcluster_common.tasks.embed import MARGIN_MSE, ONLINE
 from ftcluster_train.engine.metrics import pearson, spearman
 from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
     NEGATIVE,
@@ -27,10 +27,11 @@ def score_loss(
     Args:
         embeddings: embeddings of all texts, of length 1, shape (texts, width).
         texts: texts of the batch, a query and a positive in each row; `labels` are the scores.
-        loss: cosent, angle, cosine or contrastive, for sentence-transformers' CoSENTLoss,
-            AnglELoss, CosineSimilarityLoss or ContrastiveLoss.
+        loss: cosent, angle, cosine, contrastive or online_contrastive, for sentence-transformers'
+            CoSENTLoss, AnglELoss, CosineSimilarityLoss, ContrastiveLoss or OnlineContrastiveLoss.
         scale: factor by which cosent and angle multiply the similarities.
-        margin: distance beyond which pairs with score 0 have no loss, for contrastive.
+        margin: distance beyond which pairs with score 0 have no loss, for contrastive and
+            online_contrastive.
     """
     left, right = (embeddings[texts.kinds == kind] for kind in (QUERY, POSITIVE))
     own = texts.rows
@@ -42,9 +43,33 @@ def score_loss(
         distances = 1 - (left[own] * right[own]).sum(1)
         apart = functional.relu(margin - distances)
         return (labels * distances.square() + (1 - labels) * apart.square()).sum() / 2
+    if loss == ONLINE:
+        distances = 1 - (left * right).sum(1)
+        return online_contrastive_loss(distances, texts.labels, margin) * (own.stop - own.start)
     similarity = angle_similarity(left, right) if loss == "angle" else (left * right).sum(1)
     # the loss is one value for the whole batch, so each rank returns the share of its rows
     return cosent_loss(scale * similarity, texts.labels) * (own.stop - own.start)
+
+
+def online_contrastive_loss(
+    distances: torch.Tensor, labels: torch.Tensor, margin: float
+) -> torch.Tensor:
+    """Return the contrastive loss of the hard pairs of a batch, summed over these pairs.
+
+    A pair that matches is hard if it is further apart than the nearest pair that does not match. A
+    pair that does not match is hard if it is nearer than the furthest pair that matches. If the
+    batch has pairs of only one kind, they are compared with their mean. This is
+    sentence-transformers' OnlineContrastiveLoss.
+
+    Args:
+        distances: distance of each pair, shape (pairs,).
+        labels: 1 for pairs that match, 0 for other pairs, shape (pairs,).
+        margin: distance beyond which pairs that do not match have no loss.
+    """
+    apart, matching = distances[labels == 0], distances[labels == 1]
+    near = apart[apart < (matching.max() if len(matching) else apart.mean())]
+    far = matching[matching > (apart.min() if len(apart) else matching.mean())]
+    return far.square().sum() + functional.relu(margin - near).square().sum()
 
 
 def triplet_loss(embeddings: torch.Tensor, texts: BatchTexts, margin: float) -> torch.Tensor:

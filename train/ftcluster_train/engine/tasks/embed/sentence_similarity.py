@@ -242,18 +242,24 @@ class SentenceSimilarityTask(EmbeddingTask):
         options = self.options
         weights = options.matryoshka_weights or [1.0] * len(options.matryoshka_dims)
         by_width = dict(zip(options.matryoshka_dims, weights, strict=True)) or {self.width: 1.0}
-        # `auto` was replaced when the data were read
-        loss = options.loss if options.loss in SCORE_LOSSES else "cosent"
         scored = not batch.labels.isnan().any()
         total = torch.zeros(())
         for width, weight in by_width.items():
             first = _first(vectors, width)
-            if scored:
-                part = score_loss(first, batch, loss, options.scale, options.least_margin)
-            else:
-                part = self.contrastive_loss(first, batch)
-            total = total + weight * part
+            part = self.pair_loss if scored else self.contrastive_loss
+            total = total + weight * part(first, batch)
         return total
+
+    def pair_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
+        """Return this rank's part of the loss of pairs with scores, which are `batch.labels`.
+
+        The embeddings have length 1. The sum over the ranks is the batch's loss times its number of
+        pairs.
+        """
+        options = self.options
+        # `auto` was replaced when the data were read
+        loss = options.loss if options.loss in SCORE_LOSSES else "cosent"
+        return score_loss(embeddings, batch, loss, options.scale, options.least_margin)
 
     def contrastive_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
         """Return the sum of the losses of this rank's rows, from the embeddings of all ranks."""
