@@ -15,7 +15,10 @@ from tests.cluster.control import HEAD
 from tests.cluster.rows import Row, write_rows
 
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64}
-EVERY_STEP = ("batch_size=8", "training.logging_steps=1", "training.warmup_ratio=0", "--json")
+EVERY_STEP = (
+    "batch_size=8", "precision=fp32", "training.logging_steps=1", "training.warmup_ratio=0",
+    "--json",
+)  # fmt: skip
 RIGHT = ("even", "odd")
 
 
@@ -24,8 +27,7 @@ def completion(number: int) -> Row:
 
 
 def preference(number: int) -> Row:
-    chosen, rejected = RIGHT[number % 2], RIGHT[1 - number % 2]
-    return {"prompt": f"Number {number} is ", "chosen": chosen, "rejected": rejected}
+    return {"prompt": f"Number {number} is ", "chosen": RIGHT[number % 2], "rejected": "neither"}
 
 
 def trained(cluster: Cluster, folder: Path, *words: str) -> list[dict[str, Any]]:
