@@ -19,10 +19,13 @@ print(json.dumps(sorted({"torch._dynamo", "transformers"} & sys.modules.keys()))
 # loads a model as a rank does, creates an optimizer, and saves and loads its state
 TRAINING = """
 import shutil, tempfile, torch
+from safetensors.torch import save_file
 from transformers import BertConfig, BertForSequenceClassification
 sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
-saved = tempfile.mkdtemp()
-BertForSequenceClassification(BertConfig(vocab_size=9, **sizes)).save_pretrained(saved)
+saved, config = tempfile.mkdtemp(), BertConfig(vocab_size=9, **sizes)
+config.save_pretrained(saved)
+weights = BertForSequenceClassification(config).state_dict()  # save_pretrained imports the compiler
+save_file(weights, f"{saved}/model.safetensors", metadata={"format": "pt"})
 model = BertForSequenceClassification.from_pretrained(saved)
 shutil.rmtree(saved)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -5,7 +5,8 @@ keeps the first list.
 
 transformers also marks some functions for torch's compiler (torch._dynamo), and torch imports the
 compiler to exclude its optimizers from it. Ranks compile nothing, so `import_transformers` defers
-this import.
+this import. It then happens when a model is saved: accelerate asks
+the compiler about the model.
 
 While the block `without_compiler` is active, stand-ins take the place of the compiler:
 
