@@ -3,12 +3,12 @@
 transformers reads the sources of all its models twice to list their classes. `read_models_once`
 keeps the first list.
 
-transformers also marks some functions for torch's compiler (torch._dynamo), and imports torch's
-sharded tensors (torch.distributed.tensor). Both import sympy. Together this takes a third of the
-time that a rank needs for its imports, but ranks compile nothing and shard no tensors.
-`import_transformers` leaves both out, also when a model is loaded and an optimizer is created.
+transformers also marks some functions for torch's compiler (torch._dynamo), and torch imports the
+compiler to exclude its optimizers from it. Ranks compile nothing, so `import_transformers` defers
+this import. It then happens when a model is saved: accelerate asks
+the compiler about the model.
 
-While the block `without_compiler` is active, stand-ins take the place of these modules:
+While the block `without_compiler` is active, stand-ins take the place of the compiler:
 
 - Marks for the compiler are kept, and applied if something imports the compiler later.
 - A name that is imported from a stand-in is looked up in the real module when it is first used.
@@ -32,11 +32,11 @@ from typing import Any
 from ftcluster_train.rank.startup_hooks import after_import
 
 COMPILER = "torch._dynamo"
-# modules that import sympy, and that transformers or torch.distributed.tensor import by name
-BY_NAME = ("torch.fx.experimental.symbolic_shapes", f"{COMPILER}._trace_wrapped_higher_order_op")
+# the module of the compiler from which transformers imports a class
+BY_NAME = f"{COMPILER}._trace_wrapped_higher_order_op"
 EXCLUDED = "__dynamo_disable"  # the attribute of torch._compile for a function that it has excluded
 
-# modules of transformers that mark functions or import sharded tensors; a model's module needs both
+# modules of transformers that mark functions; a model's module needs both
 MODULES = ("transformers.modeling_utils", "transformers.generation.utils")
 LISTS = "transformers.utils.import_utils"  # the module that lists the classes of models
 
@@ -71,7 +71,6 @@ def import_transformers() -> None:
         for name in MODULES:
             importlib.import_module(name)
     keep_uncompiled()
-    skip_random_values_without_memory()
 
 
 @contextlib.contextmanager
@@ -86,7 +85,7 @@ def without_compiler() -> Iterator[None]:
         return
     compiler = _Compiler(COMPILER)
     sys.modules[COMPILER] = compiler
-    sys.modules.update({name: _StandIn(name) for name in BY_NAME if name not in sys.modules})
+    sys.modules[BY_NAME] = _StandIn(BY_NAME)
     sys.meta_path.insert(0, _Submodules())
     try:
         yield
@@ -120,21 +119,6 @@ def _variables(function: FunctionType) -> dict[str, Any]:
     """Return the variables of the function in which a function was defined."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells}
-
-
-def skip_random_values_without_memory() -> None:
-    """Let torch create layers on the device "meta" without importing sympy.
-
-    `from_pretrained` creates the whole model there. torch computes the shape of random values in
-    Python with symbolic shapes, although it is the shape of the tensor.
-    """
-    init: Any = importlib.import_module("torch.nn.init")
-    normal = init._no_grad_normal_
-
-    def normal_or_nothing(tensor: Any, *args: Any, **options: Any) -> Any:
-        return tensor if tensor.is_meta else normal(tensor, *args, **options)
-
-    init._no_grad_normal_ = normal_or_nothing
 
 
 class _StandIn(ModuleType):
@@ -222,7 +206,7 @@ def _real(name: str) -> Any:
 
 def _remove_stand_ins() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Submodules)]
-    for name in (COMPILER, *BY_NAME):
+    for name in (COMPILER, BY_NAME):
         if isinstance(sys.modules.get(name), _StandIn):
             del sys.modules[name]
 
