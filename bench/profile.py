@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, for each training of the speed tables.
+"""The time of a training step by category, for each training of the speed tables.
 
     .venv-dev/bin/python -m bench.profile [CASE ...] --data DIR --encoder DIR [--precision fp32]
         [--threads N] [--prefix DIR] [--results FILE]

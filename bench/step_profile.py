@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, by torch's profiler.
+"""Divides the time of a training step into categories, by torch's profiler.
 
 Torch records operators and autograd's nodes. While a profile is made, `parts_named` also names
 the parts of a step that are not operators: our loops in C, the modules, the loss, the optimizer.

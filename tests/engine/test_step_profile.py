@@ -140,8 +140,9 @@ def test_a_larger_part_of_the_model_has_a_larger_share(
 ) -> None:
     small = profile_of(tmp_path / "small", "gpt2", "causal-lm")
     large = profile_of(tmp_path / "large", "gpt2", "causal-lm", **changes)
-    assert large.share(category) > 1.5 * small.share(category)
-    assert large.parts[category] > small.parts[category]
+    # a larger vocabulary also has larger matmuls and a larger optimizer step
+    assert large.share(category) > 1.2 * small.share(category)
+    assert large.parts[category] > 1.5 * small.parts[category]
 
 
 def share_of_exchange(rank: int, size: int, folder: Path) -> float:
