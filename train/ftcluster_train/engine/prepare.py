@@ -19,7 +19,7 @@ import sys
 
 from ftcluster_train.engine.data.inputs_cache import keep_inputs, reuse_inputs
 from ftcluster_train.engine.data.run_inputs import Inputs
-from ftcluster_train.engine.deferred_imports import read_models_once
+from ftcluster_train.engine.model_lists import read_models_once
 
 if __name__ == "__main__":
     if reuse_inputs(sys.argv[1:]):  # saves the seconds for importing torch

@@ -8,9 +8,9 @@ if __name__ == "__main__":
     # threads that libraries start inherit this block, see `io.signals`
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # when a host shuts down, SIGHUP follows SIGTERM
-    from ftcluster_train.engine.deferred_imports import import_transformers
+    from ftcluster_train.engine.model_lists import read_models_once
 
-    import_transformers()  # takes a fifth less time than the imports below
+    read_models_once()
 
 import errno
 import logging
