@@ -79,7 +79,9 @@ def loaded(folder: Path, task: str, **options: Any) -> tuple[Job, Any, Any, Any]
         folder / "run", task, str(folder / "data"), model, {**options, "max_length": 16}
     )
     write_inputs(job.run_dir, prepare(job))
-    return job, *load(job, read_inputs(job.run_dir))
+    of_task, of_model, sets = load(job, read_inputs(job.run_dir))
+    of_task.check_model(of_model)
+    return job, of_task, of_model, sets
 
 
 @pytest.mark.usefixtures("one_world")

@@ -174,7 +174,9 @@ def _embed_tokens(
     given = {name: value for name, value in list(call.items())[1:] if value is not None}
     tokens, past = given.get("input_ids"), given.pop("past_key_values_length", 0)
     known = given.keys() <= {"input_ids", "token_type_ids", "position_ids"}
-    if not known or past or type(tokens) is not torch.Tensor or tokens.shape != rows.shape:
+    if not known or past or tokens is None:
+        return None
+    if type(tokens) is not torch.Tensor or tokens.shape != rows.shape:
         return None
     if "position_ids" not in given:
         given["position_ids"] = _positions_of(embeddings, tokens)

@@ -55,14 +55,15 @@ def score_pairs(
         numbers.append(number)
         logits.append(logit)
         losses.append(loss)
-    every = array(FLOAT, bytes(8 * len(samples))), array(FLOAT, bytes(8 * len(samples)))
+    empty = [0.0] * len(samples)
+    all_logits, all_losses = array(FLOAT, empty), array(FLOAT, empty)
     own = [_encoded(values) for values in (numbers, logits, losses)]
     for written in gather_over_ranks(own):
         places = array(INDEX, base64.b64decode(written[0]))
-        for values, text in zip(every, written[1:], strict=True):
+        for values, text in zip((all_logits, all_losses), written[1:], strict=True):
             for place, value in zip(places, array(FLOAT, base64.b64decode(text)), strict=True):
                 values[place] = value
-    return ScoredPairs(*every)
+    return ScoredPairs(all_logits, all_losses)
 
 
 def _encoded(values: "array[Any]") -> str:
