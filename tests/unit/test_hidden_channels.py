@@ -57,6 +57,8 @@ OTHERS = {
     # patching: modules and functions are changed before the first pass, as intended
     ("patch_model.py", "config"): "a copy of the config without dropout",
     ("patch_model.py", "module"): "a module gets that config and no dropout",
+    ("loop.py", "traffic"): "one step's exchanges are recorded for the report",
+    ("model_lists.py", "lists"): "transformers reads its list of models once",
     ("registry.py", "torch.nn.Module"): "pickles come without patches",
     ("registry.py", "owner"): "a method is extended",
     ("registry.py", "patched"): "the names by which pickle finds a function",

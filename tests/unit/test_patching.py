@@ -18,6 +18,7 @@ OTHERS = {
     ("projections.py", "setattr"): "a model is loaded: it gets the layers behind its transformer",
     ("models.py", "set_submodule"): "a model is loaded: bitsandbytes' layers become torch's own",
     ("class_choice.py", "setattr"): "a field of the saved config, which no model reads",
+    ("model_lists.py", "setattr"): "transformers reads its list of models once",
     ("ipex.py", "ipex.optimize"): "IPEX is a library that patches models itself, if asked to",
 }
 

@@ -4,8 +4,8 @@ transformers lists the classes of all its models by reading their sources, and d
 takes 0.27 s of CPU time in each rank.
 """
 
+import copy
 import importlib
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,13 @@ def _keep_lists() -> None:
     if (read := getattr(lists, name, None)) is None:  # another version of transformers
         return
     models = str(Path(lists.__file__).parents[1] / "models")
-    kept: list[bytes] = []
+    kept: list[Any] = []
 
     def read_once(module_path: str | Path) -> Any:
         if str(module_path) not in (models, f"{models}/__init__.py"):
             return read(module_path)
         if not kept:
-            kept.append(pickle.dumps(read(models)))
-        return pickle.loads(kept[0])  # a copy, because callers change the list
+            kept.append(read(models))
+        return copy.deepcopy(kept[0])  # callers change the list
 
     setattr(lists, name, read_once)
