@@ -59,6 +59,8 @@ class FewShotClassification(Options):
 
     # settings of embeddings that users of this task cannot change
     loss: ClassVar[str] = "cosine"
+    reads_scores: ClassVar[bool] = True
+    reads_margins: ClassVar[bool] = False
     scale: ClassVar[float] = 1.0
     least_margin: ClassVar[float] = 0.0
     symmetric: ClassVar[bool] = False
