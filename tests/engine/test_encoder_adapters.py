@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
-from transformers.utils import is_peft_available
 
 from ftcluster_common.models.adapter_config import continued, read_adapters
 from ftcluster_common.protocol.job import PREDICT, Job
@@ -25,7 +24,7 @@ from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.batch_context import context_of
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
-from tests.engine.beside import COMPARED
+from tests.engine.beside import with_compared
 from tests.engine.jobs import result_of
 from tests.engine.runs import Row, make_whole_job, triplets, write_data, write_model
 from tests.engine.test_in_batch_negatives import loss_of
@@ -52,10 +51,7 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def _sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make peft and sentence-transformers importable; transformers remembers if peft is there."""
-    monkeypatch.syspath_prepend(COMPARED)
-    is_peft_available.cache_clear()
-    yield
-    is_peft_available.cache_clear()
+    yield from with_compared(monkeypatch)
 
 
 def write_base(folder: Path, kind: str) -> str:

@@ -10,11 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import normalizers
-from transformers.utils import is_peft_available
 
 from ftcluster_common.models.sentence_modules import read_multi_vector
 from ftcluster_train.errors import TrainError
-from tests.engine.beside import COMPARED
+from tests.engine.beside import with_compared
 from tests.engine.jobs import result_of
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.runs import make_whole_job, triplets, write_data
@@ -45,10 +44,7 @@ DENSE = {
 
 @pytest.fixture(autouse=True)
 def _sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(COMPARED)
-    is_peft_available.cache_clear()
-    yield
-    is_peft_available.cache_clear()
+    yield from with_compared(monkeypatch)
 
 
 def write_encoder(folder: Path, **changes: Any) -> str:
