@@ -144,7 +144,7 @@ def test_equal_texts_of_a_set_are_searched_once(tmp_path: Path) -> None:
     about = samples.about
     assert about["same"] == [0, -1]  # the query is one of the documents
     assert (about["queries"], about["relevant"]) == ([0, 2], [[1, 3], [1]])
-    assert about["documents"] == [1, 0, 3, 4]
+    assert about["only_queries"] == [2]
 
 
 @pytest.mark.parametrize(

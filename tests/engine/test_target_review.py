@@ -120,7 +120,7 @@ def test_a_training_inherits_the_settings_of_a_summarizer(tmp_path: Path) -> Non
     notices = prepare(make_whole_job(tmp_path / "run", TASK, data, model)).notices
     [notice] = [line for line in notices if line.startswith("train: min_length 56 in generation")]
     assert "12 of 12 targets have fewer tokens (the shortest 3)" in notice
-    assert notice.endswith("each as long as the limit, 12 tokens; min_length=2")
+    assert notice.endswith("each as long as the limit, 12 tokens; set min_length=2")
     plain = write_model(tmp_path / "plain", "bart", TASK, head=True)
     notices = prepare(make_whole_job(tmp_path / "run2", TASK, data, plain)).notices
     assert not [line for line in notices if "generation_config" in line]
