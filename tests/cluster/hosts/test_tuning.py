@@ -97,7 +97,8 @@ def test_preference_tuning_continues_the_adapters_of_instruction_tuning(
     assert (len(before), before != after) == (len(after), True)
 
     measured = cluster.control.run(
-        "evaluate", "sft", "--model", str(second), f"--data={asked}", "--json"
-    )
+        "evaluate", "sft", "--model", str(second), f"--data={asked}", "chat_template=false",
+        "max_length=32", *TWO, "--json",
+    )  # fmt: skip
     assert measured.returncode == 0, measured.stderr
     assert math.isfinite(json.loads(measured.stdout)["metrics"]["loss"])
