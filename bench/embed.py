@@ -1,8 +1,8 @@
 """Sentence embeddings and rerankers: the engine against sentence-transformers, side by side.
 
     .venv-dev/bin/python -m bench.embed [--task rerank] --data DIR --encoder DIR --site DIR
-        [--precision fp32] [--turns N] [--steps N] [--seeds N] [--first-seed N] [--batch N]
-        [--threads N] [--prefix DIR] [--results FILE]
+        [--precision fp32] [--variants NAME ...] [--turns N] [--steps N] [--seeds N]
+        [--first-seed N] [--batch N] [--threads N] [--prefix DIR] [--results FILE]
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR of --data has the folder squad,
@@ -17,9 +17,10 @@ Embeddings use MultipleNegativesRankingLoss with scale 20. A reranker (CrossEnco
 BinaryCrossEntropyLoss: the label is 1 for a question with its own context, and 0 with another
 context. Each run is a process, runs are interleaved, and results are medians. `stock` uses bf16
 unless --precision is fp32, and for embeddings the batch sampler NO_DUPLICATES. `stock, fp32` is the
-same without bf16. `tuned` adds the allocator of planned runs, which `ours` uses too. --seeds also
-trains an epoch with ours and with stock in turns, measures both models with the same code, and
-measures the speed of the whole epoch. --turns 0 skips everything else.
+same without bf16. `tuned` adds the allocator of planned runs, which `ours` uses too. --variants
+leaves out the others; `ours` is always measured. --seeds also trains an epoch with ours and with
+stock in turns, measures both models with the same code, and measures the speed of the whole epoch.
+--turns 0 skips everything else.
 """
 
 import json
@@ -34,6 +35,7 @@ from bench.machines import precision
 from bench.quality import quality_table
 from bench.runs import Bench, arguments, environment, machine, run_module, write
 
+VARIANTS = ("stock", "stock, fp32", "tuned", "ours")
 RECIPES = {
     "embed": ("embed", "model={encoder}", "data={data}/squad"),
     "rerank": ("rerank", "model={encoder}"),
@@ -71,6 +73,7 @@ def main() -> int:
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--site", type=Path, required=True)
     parser.add_argument("--precision", choices=("bf16", "fp32"), default=precision())
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=0)
@@ -95,7 +98,10 @@ def main() -> int:
         run_dir = bench.prepare(Path(folder) / "run", recipe)
         runner = Runner(bench, site, run_dir)
         if options.turns:
-            results["speed"] = measure(runner, chosen, options.turns, options.steps)
+            timed = {
+                name: of for name, of in chosen.items() if name in {*options.variants, "ours"}
+            }  # fmt: skip
+            results["speed"] = measure(runner, timed, options.turns, options.steps)
             print(table(options.task, results["speed"]), flush=True)
             write(options.results, results)
         for seed in range(options.first_seed, options.first_seed + options.seeds):

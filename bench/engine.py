@@ -1,7 +1,8 @@
 """The engine against transformers' Trainer, side by side on this machine.
 
     .venv-dev/bin/python -m bench.engine --data DIR --encoder DIR [CASE ...] [--turns N] [--steps N]
-        [--precision fp32] [--ablation] [--profile] [--threads N] [--prefix DIR] [--results FILE]
+        [--variants NAME ...] [--precision fp32] [--ablation] [--profile] [--threads N]
+        [--prefix DIR] [--results FILE]
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR has the folders mrpc, squad and shakespeare; ner predicts which words of mrpc's
@@ -14,9 +15,9 @@ defaults of run_glue, run_ner, run_qa, run_mlm and run_clm, which pad to the max
 Trainer with its best options: batches padded to their longest sample and grouped by length, and
 tcmalloc. Both use fused AdamW, and bf16 if the CPU has instructions for it. `ours` runs with
 tcmalloc, as planned runs do. If batches differ in length, each speed is converted to an epoch's
-mean batch (`length_share`). --ablation also measures ours without each optimization and with each
-alone, and `tuned` in fp32. --profile also measures the time by category (bench.step_profile) and
-its serial share. `--turns 1 --steps 6` takes minutes.
+mean batch (`length_share`). --variants leaves out the others. --ablation also measures ours without
+each optimization and with each alone, and `tuned` in fp32. --profile also measures the time by
+category (bench.step_profile) and its serial share. `--turns 1 --steps 6` takes minutes.
 """
 
 import json
@@ -30,6 +31,8 @@ from typing import Any
 from bench.machines import precision
 from bench.runs import Bench, arguments, machine, write
 
+RATIOS = {"ratio": "stock", "ratio_to_tuned": "tuned"}
+VARIANTS = ("stock", "tuned", "ours")
 WITHOUT = "ours, attention_dropout=false"
 OPTIMIZATIONS = (
     "dropout", "attention", "activations", "cross_entropy", "bf16_weights", "group_by_length",
@@ -106,6 +109,7 @@ def main() -> int:
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, help="maximum number of steps in each run; at least 4")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--precision", choices=("bf16", "fp32"), default=precision())
     parser.add_argument("--ablation", action="store_true")
     parser.add_argument("--profile", action="store_true")
@@ -126,6 +130,7 @@ def main() -> int:
                 for variant, of in variants(
                     case, options.steps, options.ablation, options.profile
                 ).items()
+                if variant not in VARIANTS or variant in options.variants
             }
             found = measure(bench, run_dir, case, chosen, options.turns)
             if options.profile:
@@ -167,7 +172,7 @@ def variants(
         "ours": of_engine(),
     }
     if profile:
-        for name in ("stock", "tuned", "ours"):
+        for name in VARIANTS:
             found[f"{name}, one thread"] = {**found[name], "threads": 1}
     if ablation:
         found["tuned, fp32"] = {**tuned, "precision": "fp32"}
@@ -201,8 +206,10 @@ def measure(
             "samples_per_second": medians[name],
             "all": speeds[name],
             "length_share": runs[0]["length_share"],
-            "ratio": medians[name] / medians["stock"],
-            "ratio_to_tuned": medians[name] / medians["tuned"],
+            **{
+                ratio: medians[name] / medians[other] if other in medians else None
+                for ratio, other in RATIOS.items()
+            },
             "share_of_limit": statistics.median(
                 run["samples_per_second"] * run["flop_per_sample"] / run["limit"] for run in runs
             ),
@@ -218,7 +225,7 @@ def add_profiles(
     bench: Bench, run_dir: Path, chosen: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]
 ) -> None:
     """Add the parts of a step's time to the results."""
-    for name in ("stock", "tuned", "ours"):
+    for name in [name for name in VARIANTS if name in chosen]:
         alone = found[f"{name}, one thread"]["samples_per_second"]
         # Amdahl's law: two threads take (1 + serial) / 2 of one thread's time
         found[name]["serial_share"] = 2 * alone / found[name]["samples_per_second"] - 1
@@ -234,9 +241,13 @@ def table(case: str, found: dict[str, dict[str, Any]]) -> str:
     ]
     for name, numbers in found.items():
         if "ratio" in numbers:
+            tuned, stock = (
+                f"{numbers[ratio]:.2f}" if numbers[ratio] else ""
+                for ratio in ("ratio_to_tuned", "ratio")
+            )
             lines.append(
-                f"| {name} | {numbers['samples_per_second']:.2f} | {numbers['ratio_to_tuned']:.2f} "
-                f"| {numbers['ratio']:.2f} | {numbers['share_of_limit']:.0%} |"
+                f"| {name} | {numbers['samples_per_second']:.2f} | {tuned} | {stock} "
+                f"| {numbers['share_of_limit']:.0%} |"
             )
     for name, numbers in found.items():
         if "serial_share" in numbers:

@@ -218,7 +218,7 @@ def of_embeddings(name: str) -> Iterator[Comparison]:
     """Return the comparisons of embeddings and rerankers with sentence-transformers."""
     for task, one in {one.get("task", "embed"): one for one in read(name)}.items():
         stock, tuned, ours = (
-            one["speed"][way]["pairs_per_second"] for way in ("stock", "tuned", "ours")
+            one["speed"].get(way, {}).get("pairs_per_second") for way in ("stock", "tuned", "ours")
         )
         work, trainer = SENTENCE_TRANSFORMERS[task]
         work = f"{work}, MiniLM, {one['batch']} pairs of SQuAD"
