@@ -161,7 +161,7 @@ def _at_rows(chosen: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> tor
 
 def _sum_of_rows(grad: torch.Tensor) -> torch.Tensor:
     if grad.is_contiguous() and simd.is_fit(grad):
-        return simd.column_sums(grad)
+        return simd.column_sums(grad).to(grad.dtype)
     return grad.sum(0)
 
 
