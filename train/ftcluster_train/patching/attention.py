@@ -118,7 +118,9 @@ class Attention:
         if torch.is_autocast_enabled("cpu"):
             cast = torch.get_autocast_dtype("cpu")
             dtypes = {cast if dtype == torch.float32 else dtype for dtype in dtypes}
-        masks = (mask.bias, mask.seen) if isinstance(mask, BiasedMask) else (mask,)
+        masks: list[torch.Tensor] = [] if mask is None else [mask]
+        if isinstance(mask, BiasedMask):
+            masks = [mask.bias, mask.seen]
         why_not = ""
         if not query.ndim == key.ndim == value.ndim == 4:
             why_not = "tensors without a dimension for heads"
@@ -126,9 +128,9 @@ class Attention:
             why_not = "tensors of different types"
         elif not dtypes <= DTYPES:
             why_not = f"tensors of {dtypes.pop()}"
-        elif mask is not None and masks[0].ndim != 4:
+        elif masks and masks[0].ndim != 4:
             why_not = f"a mask with {masks[0].ndim} dimensions"
-        elif not all(_fits(query, key, value, one, causal, shared) for one in masks):
+        elif not all(_fits(query, key, value, one, causal, shared) for one in masks or [None]):
             return ""
         elif causal and lengths[0] != lengths[1]:
             why_not = "a causal mask and different numbers of queries and keys"

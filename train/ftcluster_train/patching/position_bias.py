@@ -66,7 +66,10 @@ def _is_known(function: Callable[..., torch.Tensor]) -> bool:
     def masked_softmax(of: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda bias: torch.softmax(of(bias, seen, False, bias, key), -1)
 
-    return computes_same(masked_softmax(function), masked_softmax(_separate), bias, rtol=0, atol=0)
+    same: bool = computes_same(
+        masked_softmax(function), masked_softmax(_separate), bias, rtol=0, atol=0
+    )
+    return same
 
 
 def _replace(patch: FunctionPatch) -> None:
