@@ -90,7 +90,7 @@ def test_it_needs_nothing_else(one: str) -> None:
 
 
 def test_a_step_shows_exchanges_beside_the_backward_pass(one: str) -> None:
-    """Of 15 exchanges, 13 end before the backward pass does, and only the last begins after it."""
+    """The record has 15 exchanges: 13 end before the backward pass does, one begins after it."""
     [drawn] = [
         svg for svg in re.findall(r"<svg .*?</svg>", one, re.DOTALL)
         if 'aria-label="Exchanges beside' in svg
