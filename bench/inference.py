@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.machines import resumed
 from bench.runs import ROOT, arguments, environment, machine, run_module, write
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.protocol.job import PREDICT, Job
@@ -158,9 +159,8 @@ def main() -> int:
     options = parser.parse_args()
     site = options.site.absolute()
     of_machine = {**machine(options.prefix, options.threads, site), "precision": "fp32"}
-    results: dict[str, Any] = {"machine": of_machine, "speed": {}}
-    if options.results and options.results.exists():
-        results["speed"] = json.loads(options.results.read_text(encoding="utf-8"))["speed"]
+    results = resumed(options.results, of_machine)
+    results.setdefault("speed", {})
     with tempfile.TemporaryDirectory() as scratch:
         bench = Runner(
             options.prefix, options.data.absolute(), options.encoder.absolute(), site,

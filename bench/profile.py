@@ -12,7 +12,6 @@ thread outside of operators; it includes the profiler's own time. The results al
 a step without the profiler (`plain_seconds`), converted by tokens to the profiled step's batch.
 """
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 
 from bench import embed
 from bench.engine import CASES, write_tagged
+from bench.machines import resumed
 from bench.runs import Bench, arguments, environment, machine, precision, run_module, write
 
 SFT = {"sft": None, "sft-lora": 16}  # ranks of the adapters
@@ -40,10 +40,8 @@ def main() -> int:
     bench = Bench(
         options.prefix, options.data.absolute(), options.encoder.absolute(), options.threads
     )
-    results: dict[str, Any] = {"profiles": {}}
-    if options.results and options.results.exists():
-        results = json.loads(options.results.read_text(encoding="utf-8"))
-    results["machine"] = machine(options.prefix, options.threads)
+    results = resumed(options.results, machine(options.prefix, options.threads))
+    results.setdefault("profiles", {})
     with tempfile.TemporaryDirectory() as folder:
         for name in options.cases or DEFAULT:
             run = training(bench, name, Path(folder) / name)

@@ -26,7 +26,7 @@ def arguments(
     """Add the arguments that these benchmarks share.
 
     Raises:
-        SystemExit: this checkout's loops in C were not built, so the engine would be slower.
+        SystemExit: this checkout's loops in C were not built, or before their last change.
     """
 
     def case(name: str) -> str:
@@ -40,12 +40,21 @@ def arguments(
     parser.add_argument("--threads", type=int, default=threads)
     parser.add_argument("--prefix", type=Path, default=Path("/opt/ftcluster"))
     parser.add_argument("--results", type=Path)
-    if not (KERNELS / "libavx2.so").exists():
+    if why := unbuilt():
         raise SystemExit(
-            f"{KERNELS} has no loops in C, so the engine would be slower than in a wheel; "
+            f"{KERNELS} has {why}, so the engine would be slower than in a wheel; "
             "build the wheel in this checkout first: scripts/environment"
         )
     return parser
+
+
+def unbuilt() -> str:
+    """Return why this checkout's loops in C cannot be measured; "" if they can."""
+    library = KERNELS / "libavx2.so"
+    if not library.exists():
+        return "no loops in C"
+    changed = max(path.stat().st_mtime for path in (KERNELS / "native").iterdir())
+    return "older loops in C than its sources" if library.stat().st_mtime < changed else ""
 
 
 def write(path: Path | None, results: dict[str, Any]) -> None:

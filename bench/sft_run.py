@@ -23,7 +23,7 @@ from transformers.models.auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from bench.engine_run import WARM_UP, WORLD, Clock, counted_seconds, plain_step
-from bench.matmul_limit import Limit
+from bench.matmul_limit import TRAINING, Limit, attention_operations
 from bench.step_profile import profiled, steps_of
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job
@@ -165,7 +165,7 @@ def shapes_of(base: Any) -> list[tuple[int, int, int]]:
 
 
 def flop_per_token(model: PreTrainedModel, train_set: Samples, lora_r: int | None) -> float:
-    """Return the operations per token in matmuls with weights, without attention.
+    """Return the operations per token in matmuls with weights and in attention's matmuls.
 
     A trained weight takes 6 operations per token and element: 2 in the forward pass, 2 for the
     gradient of the layer's input, and 2 for its own gradient. A frozen weight takes 4.
@@ -177,13 +177,15 @@ def flop_per_token(model: PreTrainedModel, train_set: Samples, lora_r: int | Non
     """
     shapes = matmul_shapes(model)
     head = model.get_output_embeddings().weight
-    target_share = sum(train_set.lengths("targets")) / sum(train_set.lengths("input_ids"))
+    tokens = sum(train_set.lengths("input_ids"))
+    target_share = sum(train_set.lengths("targets")) / tokens
     weights = weights_of(shapes) - (1 - target_share) * head.numel()
+    attention = TRAINING * attention_operations(model, train_set) / tokens
     if lora_r is None:
-        return 6 * weights
+        return 6 * weights + attention
     shapes[tuple(head.shape)] -= 1
     of_adapters = sum(lora_r * sum(shape) * count for shape, count in shapes.items())
-    return 4 * weights + 6 * of_adapters
+    return 4 * weights + 6 * of_adapters + attention
 
 
 def ours(

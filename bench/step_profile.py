@@ -55,7 +55,13 @@ MODULES = {
 MATMUL_OPERATORS = {
     "aten::linear", "aten::matmul", "aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm",
     "aten::baddbmm_", "mkldnn::_linear_pointwise", "aten::mkldnn_linear",
-    *(LOOP + name for name in ("product", "weight_gradient", "fma_product", "column_sums")),
+    *(
+        LOOP + name
+        for name in (
+            "product", "weight_gradient", "fma_product", "column_sums", "low_rank_output",
+            "low_rank_gradients",
+        )
+    ),
 }  # fmt: skip
 COPY_OPERATORS = {
     "aten::copy_", "aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous", "aten::cat",

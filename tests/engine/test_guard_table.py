@@ -18,6 +18,7 @@ from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.patching.fused_steps import FUSED_ADAMW
 from ftcluster_train.patching.kernel_mode import find_head
 from ftcluster_train.patching.patch_model import SHARED_KEYS, Optimizations, patch_model
+from ftcluster_train.patching.position_bias import POSITION_BIAS
 from ftcluster_train.patching.registry import FunctionPatch
 from ftcluster_train.patching.script_functions import SCRIPT_FUNCTIONS
 from ftcluster_train.patching.script_models import activation_patches
@@ -45,6 +46,7 @@ OBJECTS: dict[str, tuple[bool, bool, Any]] = {
     "gated MLPs": (True, True, FUSED_GATED_MLPS.guard),
     "tanh GELUs": (True, False, FUSED_TANH_GELUS.guard),
     "`apply_rotary_pos_emb`": (True, True, ROTARY_POSITIONS.guard),
+    "`create_position_bias_mask`": (True, True, POSITION_BIAS.guard),
     "rows that nothing reads": (True, True, SKIPPED_ROWS.guard),
     "layers of encoders: without padding": (True, True, UNPADDING.guard),
     "embeddings of encoders: without padding": (True, False, UNPADDED_EMBEDDINGS.guard),
@@ -60,6 +62,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "tanh GELUs": ("test_activations.py::test_activations", UNKNOWN[0]),
     "`apply_rotary_pos_emb`": UNKNOWN,
+    "`create_position_bias_mask`": (
+        "test_position_bias.py::test_a_function_that_joins_otherwise_stays",
+        "test_position_bias.py::test_functions_of_torch_get_the_joined_mask",
+    ),
     "rows that nothing reads": (
         "test_skipped_rows.py::test_models_of_ones_own_have_stocks_gradients",
         "test_fast.py::test_padding_in_front_stays",

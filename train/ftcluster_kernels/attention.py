@@ -8,7 +8,7 @@ long sequences use torch's flash kernel.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ftcluster_kernels import attention_heads, simd
+from ftcluster_kernels.biased_mask import BiasedMask
 from ftcluster_kernels.derivatives import by_torch, needs_torch
 from ftcluster_kernels.dropout import draw_seed, drop_of, exact_drop_of
 from ftcluster_kernels.private_torch import is_transformed
@@ -46,19 +47,24 @@ class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         q, k, v = map(attention_heads.with_rows, (query, key, value))
         output, probabilities = attention_heads.forward(q, k, v, bias, hidden, plan)
-        ctx.save_for_backward(query, key, value, probabilities)
+        trained = bias if ctx.needs_input_grad[3] else None
+        ctx.save_for_backward(query, key, value, probabilities, trained)
         ctx.plan = plan
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, probabilities = ctx.saved_tensors
+        query, key, value, probabilities, bias = ctx.saved_tensors
         if needs_torch(grad_output):
             formula = partial(_of_heads, ctx.plan, probabilities)
-            return *by_torch(formula, (query, key, value), grad_output), None, None, None
+            return *by_torch(formula, (query, key, value, bias), grad_output), None, None
         grad, q, k, v = map(attention_heads.with_rows, (grad_output, query, key, value))
-        gradients = attention_heads.backward(grad, probabilities, q, k, v, ctx.plan)
-        return *gradients, None, None, None
+        of_scores = None if bias is None else torch.empty_like(probabilities)
+        gradients = attention_heads.backward(grad, probabilities, q, k, v, ctx.plan, of_scores)
+        if of_scores is None:
+            return *gradients, None, None, None
+        of_scores = of_scores.view(*query.shape[:3], key.shape[2])
+        return *gradients, _sum_to(of_scores, bias.shape, bias.dtype), None, None
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -183,8 +189,13 @@ def _of_heads(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the result of `_HeadAttention`, computed by torch."""
+    """Return the result of `_HeadAttention`, computed by torch.
+
+    Args:
+        bias: term that is added to the scores and needs a gradient; None if there is none.
+    """
     factors = _factors(plan.drop, plan.kept, probabilities.numel())
 
     def of_matrices(
@@ -194,7 +205,7 @@ def _of_heads(
         sizes = (*query.shape[:-1], key.shape[-2])
         here = slice(begin, begin + math.prod(sizes))
         by = factors[here].view(sizes) if isinstance(factors, torch.Tensor) else factors
-        return _again(query, key, value, probabilities[here].view(sizes), plan.scale, by)
+        return _again(query, key, value, probabilities[here].view(sizes), plan.scale, by, bias)
 
     if plan.documents is None:
         return of_matrices(query, key, value, 0)
@@ -279,6 +290,8 @@ def _draw(p: float, exact: bool) -> Drop | None:
 def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return the gradient of a broadcast tensor: `grad`, summed in fp32 to the tensor's shape."""
     dims = [i for i, size in enumerate(shape) if size != grad.shape[i]]
+    if dims == [0] and grad.is_contiguous():  # torch would first convert all samples to fp32
+        return simd.column_sums(grad.flatten(1)).view(shape).to(dtype)
     return (grad.sum(dims, keepdim=True, dtype=torch.float32) if dims else grad).to(dtype)
 
 
@@ -336,16 +349,19 @@ class Masked:
 NO_MASK = Masked(None, (), None, None, None)
 
 
-def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Masked) -> Masked:
+def masked(
+    mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Masked, skips: bool = False
+) -> Masked:
     """Return the preprocessed mask.
 
     Args:
         mask: mask with four dimensions, or None.
         last: previous result, which is returned again if the mask is unchanged.
+        skips: True if skipping masked keys always pays, as in the loops of `attention_heads`.
     """
     if mask is None:
         return NO_MASK
-    made_for = mask.dtype, mask.shape, mask.stride(), query.dtype, query.shape[:3], keys
+    made_for = mask.dtype, mask.shape, mask.stride(), query.dtype, query.shape[:3], keys, skips
     if not mask.requires_grad:
         values = _without_copies(mask)
         previous = last.values if made_for == last.made_for else None
@@ -363,11 +379,11 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
     batch, heads, queries, _ = query.shape
     if mask.requires_grad:  # the backward pass returns the gradient of the scores as the mask's
         return Masked(None, made_for, mask, rows if rows.any() else None, None)
-    if mask.shape[::3] == (batch, keys) and heads * queries * keys >= FEW_SCORES:
+    if mask.shape[::3] == (batch, keys) and (skips or heads * queries * keys >= FEW_SCORES):
         seen = (~hidden).any(2).any(1)  # (batch, keys)
         numbers = torch.arange(keys, dtype=torch.int64, device="cpu")
         lengths = (seen * (numbers + 1)).amax(-1).clamp(min=1).tolist()
-        if sum(lengths) > MANY_KEYS * batch * keys:
+        if not skips and sum(lengths) > MANY_KEYS * batch * keys:
             lengths = None
         elif mask.dtype == torch.bool:
             ends = torch.tensor(lengths, dtype=torch.int64, device="cpu")
@@ -375,6 +391,22 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
             if not (hidden & ~behind).any():  # nothing else is masked
                 bias = None
     return Masked(values, made_for, bias, rows if rows.any() else None, lengths)
+
+
+def biased(
+    mask: BiasedMask, query: torch.Tensor, keys: int, last: Masked, skips: bool
+) -> tuple[Masked, Masked]:
+    """Return a preprocessed mask with a bias, and the preprocessed mask without it for `last`.
+
+    Args:
+        mask, query, keys, last, skips: see `masked`.
+    """
+    seen = masked(mask.seen, query, keys, last, skips)
+    # rows without a visible key attend to all keys, because the lowest number hides their scores
+    if seen.rows is not None or not skips:
+        return masked(mask.joined(), query, keys, NO_MASK), seen
+    bias = mask.bias if seen.bias is None else mask.bias.to(query.dtype) + seen.bias
+    return replace(seen, bias=bias), seen
 
 
 def _without_copies(mask: torch.Tensor) -> torch.Tensor:
@@ -407,12 +439,11 @@ def attention(
         exact: True to drop with exactly the probability `p`, see `dropout.drop_of`.
     """
     scale = _scale(query, scale)
-    trains_bias = mask.bias is not None and mask.bias.requires_grad
     output: torch.Tensor
     with torch.autocast("cpu", enabled=False):
         if is_transformed():
             return _by_torch(query, key, value, mask, causal, scale, p)
-        if not trains_bias and attention_heads.takes(query, key, value):
+        if attention_heads.takes(query, key, value):
             drop = _draw(p, exact)
             plan = attention_heads.Plan(
                 query.shape[2] // key.shape[2] if causal else 0,

@@ -44,6 +44,7 @@ class _Heads(ctypes.Structure):
         ("probabilities", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("bias_sample", "bias_head", "bias_row")),
+        ("of_bias", ctypes.c_void_p),
         ("lengths", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("hidden", "starts", "places")),
         *((name, ctypes.c_int64) for name in ("samples", "heads", "queries", "keys", "size")),
@@ -160,10 +161,13 @@ def backward(
     key: torch.Tensor,
     value: torch.Tensor,
     plan: Plan,
+    of_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key and value.
 
     Args:
+        of_bias: empty tensor like `probabilities`, which gets the gradients of all scores; None if
+            no bias needs them.
         grad: gradient of the output.
         probabilities: probabilities that `forward` returned. The other arguments must be equal to
             the arguments of `forward`.
@@ -171,6 +175,8 @@ def backward(
     gradients = _empty_gradients(query, key, value)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
     call.of_output = _vectors(grad, query.dtype)
+    if of_bias is not None:
+        call.of_bias = simd.address(of_bias, query.dtype, probabilities.numel())
     call.of_query, call.of_key, call.of_value = (_vectors(x, query.dtype) for x in gradients)
     _run(call, query, back=True)
     del kept_alive

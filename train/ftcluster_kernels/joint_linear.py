@@ -14,8 +14,7 @@ from torch.nn import functional
 from ftcluster_kernels import simd
 from ftcluster_kernels.derivatives import by_torch, needs_torch
 from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
-from ftcluster_kernels.linear import MUCH_WORK, Needed, gradients_of
-from ftcluster_kernels.private_torch import is_transformed
+from ftcluster_kernels.linear import Needed, gradients_of, needs_gradients, takes_layer
 from ftcluster_kernels.products import product
 
 
@@ -37,16 +36,13 @@ def joint_linear(
         biases: one for each layer, shape (outputs,).
         sums: memory to which each weight's gradient is added; None returns it to autograd.
     """
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (input, *weights))
-    if not learns or input.ndim < 2 or weights[0].ndim != 2 or is_transformed():
+    layers = zip(weights, biases, strict=True)
+    if not needs_gradients(input, *weights) or not all(takes_layer(input, w, b) for w, b in layers):
         return None
-    large = input.numel() * min(map(len, weights)) >= MUCH_WORK
-    if not (large and simd.are_alike(input, *weights, *biases)):
+    if not simd.are_alike(input, *weights, *biases):
         return None
     weight, bias = in_one(weights), in_one(biases)
     if weight is None or bias is None or input.shape[-1] != weight.shape[1]:
-        return None
-    if len(bias) != len(weight):
         return None
     with torch.autocast("cpu", enabled=False):
         outputs: tuple[torch.Tensor, ...]

@@ -38,19 +38,27 @@ def linear(
             all rows.
         sums: memory to which the weight's gradient is added; None returns it to autograd.
     """
-    learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
-    # torch also accepts a vector as an input or a weight, and a scalar as a bias
-    usual = input.ndim > 1 and weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
-    large = usual and input.numel() * len(weight) >= MUCH_WORK
-    if not large or is_transformed():
+    if not takes_layer(input, weight, bias):
         return torch_linear(input, weight, bias)
-    if not learns:
+    if not needs_gradients(input, weight):
         return _without_gradients(input, weight, bias, rows_read)
     if not simd.are_alike(input, weight, bias):
         return torch_linear(input, weight, bias)
     with torch.autocast("cpu", enabled=False):
         output: torch.Tensor = _Linear.apply(input, weight, bias, rows_read, sums)
     return output
+
+
+def takes_layer(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Return True if the shapes of a linear layer are supported and its matmul is large enough."""
+    # torch also accepts a vector as an input or a weight, and a scalar as a bias
+    usual = input.ndim > 1 and weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
+    return usual and input.numel() * len(weight) >= MUCH_WORK and not is_transformed()
+
+
+def needs_gradients(*tensors: torch.Tensor) -> bool:
+    """Return True if autograd computes the gradient of any of these tensors."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
@@ -161,7 +169,7 @@ def _at_rows(chosen: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> tor
 
 def _sum_of_rows(grad: torch.Tensor) -> torch.Tensor:
     if grad.is_contiguous() and simd.is_fit(grad):
-        return simd.column_sums(grad)
+        return simd.column_sums(grad).to(grad.dtype)
     return grad.sum(0)
 
 

@@ -338,12 +338,12 @@ def widen(input: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def column_sums(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of contiguous rows in the rows' dtype, shape (columns,); summed in fp32."""
+    """Return the sum of contiguous rows in fp32, shape (columns,)."""
     threads, (count, columns) = threads_for(rows), rows.shape
     sums = zeros(threads, columns)
     _call_typed("column_sums", rows, typed(rows, count * columns), fp32(sums, threads * columns),
                 count, columns)  # fmt: skip
-    total: torch.Tensor = sums.sum(0).to(rows.dtype)
+    total: torch.Tensor = sums.sum(0)
     return total
 
 

@@ -20,7 +20,6 @@ from ftcluster_kernels import (
     cross_entropy,
     documents,
     dropout,
-    joint_linear,
     linear,
     lora,
     norms,
@@ -71,7 +70,6 @@ def small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make kernels accept small calls, on all threads."""
     monkeypatch.setattr(simd, "FEW_ELEMENTS", 0)
     monkeypatch.setattr(linear, "MUCH_WORK", 0)
-    monkeypatch.setattr(joint_linear, "MUCH_WORK", 0)
     monkeypatch.setattr(products, "MUCH_WORK", 0)
     monkeypatch.setattr(script_functions, "MANY_CLASSES", 0)
 

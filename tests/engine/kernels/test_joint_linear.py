@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ftcluster_kernels import attention_heads
-from ftcluster_kernels import joint_linear as module
+from ftcluster_kernels import attention_heads, linear
 from ftcluster_kernels.attention import attention_of_documents
 from ftcluster_kernels.gradient_sums import GradientSums
 from ftcluster_kernels.joint_linear import in_one, joint_linear
@@ -19,7 +18,7 @@ SIZES = (16, 24, 8)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MUCH_WORK", 0)
+    monkeypatch.setattr(linear, "MUCH_WORK", 0)
 
 
 def make_layers(

@@ -285,8 +285,12 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
                         if (args->drops)
                             grad_probability = mul(grad_probability,
                                                    choose(bits_at(kept_bits, offset % 4 + k), dropout_scale, zeros()));
-                        grad_score = mul(mul(probability, sub(grad_probability, row_dot)), broadcast(args->scale));
+                        grad_score = mul(probability, sub(grad_probability, row_dot));
                     }
+                    if (args->of_bias && k < h.keys)
+                        store_bf16((bf16 *)args->of_bias + offset + k, first_lanes(h.keys - k),
+                                   choose(active, grad_score, zeros()));
+                    grad_score = mul(grad_score, broadcast(args->scale));
                     __m256i grad_score_bf16 = rounded(grad_score);
                     _mm256_storeu_si256((void *)(grad_scores_row + k), grad_score_bf16);
                     if (k < seen_tiles * 32)

@@ -17,6 +17,7 @@ typedef struct {
     void *probabilities; /* (heads, queries, keys) for each sample */
     const void *bias;    /* rows with a term for the score of each key, or NULL */
     int64_t bias_sample, bias_head, bias_row; /* strides of the bias */
+    void *of_bias; /* backward: gradients of the scores, with the shape of `probabilities`, or NULL */
     const int64_t *lengths; /* number of keys of each sample, or NULL if all samples have `keys` */
     const uint8_t *hidden;  /* (samples, heads, queries): 1 if a query sees no key, so that its output is 0; or NULL */
     /* only for packed sequences: sequence i has `lengths[i]` tokens beginning at `starts[i]`, and its probabilities

@@ -215,10 +215,13 @@ INLINE void softmax_row_back(const Heads *args, Head h, int64_t row, const float
     REGISTERS(k, active, 0, seen_keys, {
         vec factor = args->drops ? choose(bits_at(kept_bits, offset % 4 + k), kept_scale, zeros()) : kept_scale;
         vec grad = sub(mul(load_fp32(grad_probabilities + k, 0xffff), factor), row_dot);
-        vec probability = load(args->probabilities, offset + k, active, type);
-        store_element(grad_scores, k, 0xffff,
-                      choose(active, mul(mul(probability, grad), broadcast(args->scale)), zeros()), type);
+        vec grad_score = choose(active, mul(load(args->probabilities, offset + k, active, type), grad), zeros());
+        if (args->of_bias)
+            store_element(args->of_bias, offset + k, active, grad_score, type);
+        store_element(grad_scores, k, 0xffff, mul(grad_score, broadcast(args->scale)), type);
     });
+    if (args->of_bias)
+        REGISTERS(k, active, seen_keys, h.keys, { store_element(args->of_bias, offset + k, active, zeros(), type); });
     for (int64_t k = round_up(seen_keys, 16); k < columns; k += 16) {
         store_element(dropped, k, 0xffff, zeros(), type);
         store_element(grad_scores, k, 0xffff, zeros(), type);

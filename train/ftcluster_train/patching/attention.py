@@ -18,8 +18,11 @@ from ftcluster_kernels.attention import (
     Masked,
     attention,
     attention_of_documents,
+    biased,
     masked,
 )
+from ftcluster_kernels.attention_heads import takes
+from ftcluster_kernels.biased_mask import BiasedMask
 from ftcluster_kernels.documents import (
     CausalDocumentMask,
     DocumentMask,
@@ -115,6 +118,9 @@ class Attention:
         if torch.is_autocast_enabled("cpu"):
             cast = torch.get_autocast_dtype("cpu")
             dtypes = {cast if dtype == torch.float32 else dtype for dtype in dtypes}
+        masks: list[torch.Tensor] = [] if mask is None else [mask]
+        if isinstance(mask, BiasedMask):
+            masks = [mask.bias, mask.seen]
         why_not = ""
         if not query.ndim == key.ndim == value.ndim == 4:
             why_not = "tensors without a dimension for heads"
@@ -122,9 +128,9 @@ class Attention:
             why_not = "tensors of different types"
         elif not dtypes <= DTYPES:
             why_not = f"tensors of {dtypes.pop()}"
-        elif mask is not None and mask.ndim != 4:
-            why_not = f"a mask with {mask.ndim} dimensions"
-        elif not _fits(query, key, value, mask, causal, shared):
+        elif masks and masks[0].ndim != 4:
+            why_not = f"a mask with {masks[0].ndim} dimensions"
+        elif not all(_fits(query, key, value, one, causal, shared) for one in masks or [None]):
             return ""
         elif causal and lengths[0] != lengths[1]:
             why_not = "a causal mask and different numbers of queries and keys"
@@ -142,8 +148,11 @@ class Attention:
             key, value = (_for_all_heads(x, heads) for x in (key, value))
         # all heads may share the keys of one head (Falcon's multi_query), and all samples one batch
         key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
-        # another thread may replace `_last`
-        self._last = converted = masked(mask, query, key.shape[2], self._last)
+        skips, last = takes(query, key, value), self._last  # another thread may replace `_last`
+        if isinstance(mask, BiasedMask):
+            converted, self._last = biased(mask, query, key.shape[2], last, skips)
+        else:
+            self._last = converted = masked(mask, query, key.shape[2], last, skips)
         return attention(
             query, key, value, mask=converted, causal=causal, scale=scale, p=p,
             exact=self._exact_dropout,

@@ -16,6 +16,7 @@ from ftcluster_kernels.lora import Adapter
 from ftcluster_kernels.private_torch import function_of
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.position_bias import POSITION_BIAS
 from ftcluster_train.patching.registry import FunctionPatch
 from ftcluster_train.patching.shared_entries import (
     DROPOUT,
@@ -118,6 +119,7 @@ def patch_model(
         )
     longest = ATTENTION_TOKENS if optimizations.attention else 0
     patches = [Attention(attention_dropout, longest).patch()]
+    POSITION_BIAS.apply(model)
     os.environ.setdefault(SHARED_KEYS, "1")
     if optimizations.dropout:
         patches.append(DROPOUT)

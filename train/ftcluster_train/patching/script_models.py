@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ftcluster_train.patching.patch_model import functions_of, kernels_in_use, parts_without_kernel
+from ftcluster_train.patching.position_bias import POSITION_BIAS
 from ftcluster_train.patching.registry import FunctionPatch, always, call_after, report_once
 from ftcluster_train.patching.script_functions import attention
 from ftcluster_train.patching.shared_entries import (
@@ -91,7 +92,7 @@ def _fuse(model: nn.Module, _: Any) -> None:
         return
     _fused.add(model)
     patched_before = {module for module in model.modules() if "forward" in vars(module)}
-    for patch in (FUSED_RMS_NORMS, FUSED_GATED_MLPS, ROTARY_POSITIONS):
+    for patch in (FUSED_RMS_NORMS, FUSED_GATED_MLPS, ROTARY_POSITIONS, POSITION_BIAS):
         patch.apply(model)
     for module in model.modules():
         if "forward" in vars(module) and module not in patched_before:
