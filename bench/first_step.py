@@ -6,12 +6,14 @@
 from the repository's root, after `ftcluster setup localhost`. DIR has the folder mrpc; --encoder is
 a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 
-Plain Python imports torch and transformers, loads the model and does one step. `ftcluster train`
-does one step of the recipe mrpc with the same model, and of the recipe quickstart, whose model is
-all-MiniLM-L6-v2: `first` with a recipe that the cluster has not seen, `again` with a recipe that it
-has. Runs alternate, and results are medians in seconds. A run's events report when ranks were
-started, had torch, and had model and data. `predict` (40 rows), `plan`, `train --dry-run` and `ps`
-are timed as a whole.
+Plain Python imports torch and transformers, loads the model and does one step on the first 32 pairs
+of MRPC's training file, padded to the longest pair. `ftcluster train` does one step of the recipe
+mrpc with the same model and data, and of the recipe quickstart, whose model is all-MiniLM-L6-v2:
+`first` with a recipe that the cluster has not seen, `again` with a recipe that it has. Both recipes
+are compared with the same plain Python, although quickstart generates its data and has two ranks.
+Runs alternate, and results are medians in seconds. A run's events report when ranks were started,
+had torch, and had model and data. `predict` (40 rows), `plan`, `train --dry-run` and `ps` are timed
+as a whole.
 
 To compare two versions, set up the other version in another folder, and name its program and folder
 with --ftcluster and --prefix.
@@ -32,15 +34,17 @@ from typing import Any
 from bench.runs import ROOT, environment, machine, write
 
 PLAIN = """
-import sys, torch
+import itertools, json, sys, torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-texts = ["a sentence of a few words, and another one that says nearly the same " * 2] * 32
-batch = tokenizer(texts, return_tensors="pt", padding=True)
+with open(sys.argv[2], encoding="utf-8") as lines:
+    rows = [json.loads(line) for line in itertools.islice(lines, 32)]
+texts = [[row[f"sentence{number}"] for row in rows] for number in (1, 2)]
+batch = tokenizer(*texts, return_tensors="pt", padding=True)
 with torch.autocast("cpu", torch.bfloat16):
-    model(**batch, labels=torch.zeros(32, dtype=torch.long)).loss.backward()
+    model(**batch, labels=torch.tensor([row["label"] for row in rows])).loss.backward()
 optimizer.step()
 """
 PARTS = {"phase": "ranks started", "placement": "torch there", "start": "model and data there"}
@@ -67,7 +71,8 @@ def main() -> int:
         model = ""
         for turn in range(options.turns + 1):  # the first turn fills caches and does not count
             length = f"max_length={next(lengths)}"
-            python = [options.prefix / "current/bin/python", "-c", PLAIN, encoder]
+            pairs = options.data / "mrpc/train.jsonl"
+            python = [options.prefix / "current/bin/python", "-c", PLAIN, encoder, pairs]
             one = {"plain Python": {"first step": seconds(python)}}
             for (recipe, words), name in itertools.product(recipes.items(), ("first", "again")):
                 command = [options.ftcluster, "train", *words, length]
