@@ -7,7 +7,7 @@ from the repository's root, after `ftcluster setup localhost`. DIR has the folde
 a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 
 Plain Python imports torch and transformers, loads the model and does one step on the first 32 pairs
-of MRPC's training file, padded to the longest pair, in the precision of runs here. `ftcluster train`
+of MRPC's training file, padded to the longest pair, in the precision of a run. `ftcluster train`
 does one step of the recipe mrpc with the same model and data, and of the recipe quickstart,
 whose model is all-MiniLM-L6-v2: `first` with a recipe that the cluster has not seen, `again` with a
 recipe that it has. Both recipes are compared with the same plain Python, although quickstart
