@@ -6,12 +6,14 @@
 from the repository's root, after `ftcluster setup localhost`. DIR has the folder mrpc; --encoder is
 a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 
-Plain Python imports torch and transformers, loads the model and does one step. `ftcluster train`
-does one step of the recipe mrpc with the same model, and of the recipe quickstart, whose model is
-all-MiniLM-L6-v2: `first` with a recipe that the cluster has not seen, `again` with a recipe that it
-has. Runs alternate, and results are medians in seconds. A run's events report when ranks were
-started, had torch, and had model and data. `predict` (40 rows), `plan`, `train --dry-run` and `ps`
-are timed as a whole.
+Plain Python imports torch and transformers, loads the model and does one step on the first 32 pairs
+of MRPC's training file, padded to the longest pair, in the precision of a run. `ftcluster train`
+does one step of the recipe mrpc with the same model and data, and of the recipe quickstart,
+whose model is all-MiniLM-L6-v2: `first` with a recipe that the cluster has not seen, `again` with a
+recipe that it has. Both recipes are compared with the same plain Python, although quickstart
+generates its data and has two ranks. Runs alternate, and results are medians in seconds. A run's
+events report when ranks were started, had torch, and had model and data. `predict` (40 rows),
+`plan`, `train --dry-run` and `ps` are timed as a whole.
 
 To compare two versions, set up the other version in another folder, and name its program and folder
 with --ftcluster and --prefix.
@@ -20,6 +22,7 @@ with --ftcluster and --prefix.
 import argparse
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -29,18 +32,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.runs import ROOT, environment, machine, write
+from bench.machines import precision
+from bench.runs import ROOT, machine, write
 
 PLAIN = """
-import sys, torch
+import itertools, json, sys, torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-texts = ["a sentence of a few words, and another one that says nearly the same " * 2] * 32
-batch = tokenizer(texts, return_tensors="pt", padding=True)
-with torch.autocast("cpu", torch.bfloat16):
-    model(**batch, labels=torch.zeros(32, dtype=torch.long)).loss.backward()
+with open(sys.argv[2], encoding="utf-8") as lines:
+    rows = [json.loads(line) for line in itertools.islice(lines, 32)]
+texts = [[row[f"sentence{number}"] for row in rows] for number in (1, 2)]
+batch = tokenizer(*texts, return_tensors="pt", padding=True)
+with torch.autocast("cpu", torch.bfloat16, enabled=sys.argv[3] == "bf16"):
+    model(**batch, labels=torch.tensor([row["label"] for row in rows])).loss.backward()
 optimizer.step()
 """
 PARTS = {"phase": "ranks started", "placement": "torch there", "start": "model and data there"}
@@ -60,15 +66,18 @@ def main() -> int:
     mrpc = ["mrpc", "--data", str((options.data / "mrpc").absolute()), "--model", str(encoder)]
     recipes = {"mrpc": mrpc, "quickstart": ["quickstart"]}
     found: dict[str, list[dict[str, float]]] = {}
-    lengths = itertools.count(80)  # with another `max_length`, a recipe counts as new
+    # A recipe with another `max_length` counts as new. No pair is longer than 128 tokens.
+    lengths = itertools.count(128 + time.time_ns() % 256)
     with tempfile.TemporaryDirectory() as folder:
         rows = (options.data / "mrpc/validation.jsonl").read_text(encoding="utf-8").splitlines()
         (Path(folder) / "rows.jsonl").write_text("\n".join(rows[:40]) + "\n", encoding="utf-8")
         model = ""
         for turn in range(options.turns + 1):  # the first turn fills caches and does not count
             length = f"max_length={next(lengths)}"
-            python = [options.prefix / "current/bin/python", "-c", PLAIN, encoder]
-            one = {"plain Python": {"first step": seconds(python)}}
+            pairs = options.data / "mrpc/train.jsonl"
+            python = options.prefix / "current/bin/python"
+            plain = [python, "-c", PLAIN, encoder, pairs, precision()]
+            one = {"plain Python": {"first step": seconds(plain)}}
             for (recipe, words), name in itertools.product(recipes.items(), ("first", "again")):
                 command = [options.ftcluster, "train", *words, length]
                 one[f"{recipe}, {name}"], model = trained(command, options.prefix)
@@ -96,9 +105,11 @@ def seconds(command: Sequence[str | Path]) -> float:
     Raises:
         SystemExit: the program failed.
     """
+    # without PYTHONPATH, so that a host on this machine runs its own stack and not this checkout
+    variables = {**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
     began = time.monotonic()
     done = subprocess.run(
-        command, env=environment(2), capture_output=True, text=True, check=False, cwd=ROOT
+        command, env=variables, capture_output=True, text=True, check=False, cwd=ROOT
     )
     if done.returncode:
         raise SystemExit(f"{command}: {done.stdout[-1000:]}{done.stderr[-2000:]}")

@@ -3,10 +3,9 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from ftcluster_train.comm.world import World, gather_over_ranks
 from ftcluster_train.engine.data.sampler import eval_batches
@@ -15,9 +14,12 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.patching.batch_context import BatchContext, context_of
 from ftcluster_train.patching.patch_model import skip_padding
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def predict(
-    task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool,
+    task: Task, model: "PreTrainedModel", samples: Samples, world: World, bf16: bool,
     context: BatchContext | None = None,
 ) -> list[Any]:  # fmt: skip
     """Return the task's prediction for each sample; every rank returns the same list.
@@ -32,7 +34,7 @@ def predict(
 
 
 def predictions_of_rank(
-    task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool,
+    task: Task, model: "PreTrainedModel", samples: Samples, world: World, bf16: bool,
     context: BatchContext | None, indices: Sequence[int],
 ) -> Iterator[tuple[int, Any]]:  # fmt: skip
     """Yield the index and the prediction of each sample in this rank's share of some samples.
