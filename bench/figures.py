@@ -151,10 +151,10 @@ def _embeddings() -> Named:
 
 def _first_step() -> Named:
     """Return the seconds from Enter to the first step."""
-    file = "2026-11-27-first-step.json"
+    file = "2026-11-29-first-step.json"
     seconds = read(file)["seconds"]
-    for name, way in (("python", "plain Python"), ("first", "train, first"),
-                      ("again", "train, again")):  # fmt: skip
+    for name, way in (("python", "plain Python"), ("first", "mrpc, first"),
+                      ("again", "mrpc, again")):  # fmt: skip
         text = f"{seconds[way]['first step']:.1f}"
         yield f"first_step_{name}", Figure(text, f"bench/results/{file}")
 

@@ -1,8 +1,9 @@
 """Training steps of BERT-base with real computation, and the times of the last step's parts.
 
-    mpirun ... real_steps.py '{"backend": "impi", "steps": 8, "samples": 32, "tokens": 128}'
+    mpirun ... real_steps.py '{"backend": "impi", "steps": 8, "samples": 32, "tokens": 128,
+        "precision": "bf16"}'
 
-Each rank takes steps as the training loop does: kernels, bf16, gradients summed in buckets beside
+Each rank takes steps as the training loop does: kernels, gradients summed in buckets in bf16 beside
 the backward pass, AdamW. Every other step has no exchange, as on a host alone, so that both kinds
 meet the same cores. Rank 0 prints a line of JSON for each step, with the seconds
 of each rank; that of the last step has `spans` too: what this rank did, from when to when, in
@@ -103,7 +104,9 @@ def main(words: Sequence[str]) -> int:
     kernels = patch_model(model, None, True, Optimizations(cross_entropy=False), ProgressLog(None))
     spans = Spans(model)
     spans.watch()  # before the optimizer's hooks
-    optimizer = FlatOptimizerStep(model, Training(gradient_dtype="bf16"), torch.bfloat16, ranks)
+    bf16 = options["precision"] == "bf16"
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    optimizer = FlatOptimizerStep(model, Training(gradient_dtype="bf16"), dtype, ranks)
     buckets = optimizer.gradients
     tables = buckets._tables
     model.train()
@@ -116,7 +119,7 @@ def main(words: Sequence[str]) -> int:
         spans.begin()
         began, waited = time.perf_counter(), optimizer.traffic.waited
         with optimizer.context, kernels:
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 loss = model(input_ids=tokens, labels=tokens[:, 0] % 2).loss
             spans.until("forward", "forward")
             optimizer.backward(loss, last=True)
