@@ -75,7 +75,7 @@ def main() -> int:
         "steps": options.steps, "rate": options.rate,
     }  # fmt: skip
     site = options.site.absolute()
-    of_machine = machine(options.prefix, options.threads, site)
+    of_machine = {**machine(options.prefix, options.threads, site), "precision": "bf16"}
     results: dict[str, Any] = {"machine": of_machine, **common}
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(options.prefix, site, Path(folder), options.threads, common)
