@@ -71,7 +71,7 @@ def launch(
         argv = [
             *in_network(0), stack / "bin/mpirun", "-launcher", "ssh", "-launcher-exec", launcher,
             "-hosts", ",".join(addresses), "-n", str(hosts), "-ppn", "1", stack / "bin/python",
-            program, *words,
+            "-P", program, *words,  # otherwise bench/profile.py hides Python's own module
         ]  # fmt: skip
         ranks = subprocess.Popen(
             argv, env=os.environ | variables, stdout=subprocess.PIPE, text=True

@@ -40,7 +40,9 @@ def main() -> int:
     bench = Bench(
         options.prefix, options.data.absolute(), options.encoder.absolute(), options.threads
     )
-    results = resumed(options.results, machine(options.prefix, options.threads))
+    of_machine = machine(options.prefix, options.threads)
+    del of_machine["precision"]  # the results have both
+    results = resumed(options.results, of_machine)
     results.setdefault("profiles", {})
     with tempfile.TemporaryDirectory() as folder:
         for name in options.cases or DEFAULT:
