@@ -4,6 +4,7 @@ The hosts need no setup: `testbed up` is enough. mpirun starts one rank per host
 """
 
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -69,13 +70,15 @@ def launch(
             "I_MPI_HYDRA_IFACE": "eth0", "I_MPI_HYDRA_BRANCH_COUNT": "4096",
         }  # fmt: skip
         argv = [
-            *in_network(0), stack / "bin/mpirun", "-launcher", "ssh", "-launcher-exec", launcher,
+            stack / "bin/mpirun", "-launcher", "ssh", "-launcher-exec", launcher,
             "-hosts", ",".join(addresses), "-n", str(hosts), "-ppn", "1", stack / "bin/python",
             "-P", program, *words,  # otherwise bench/profile.py hides Python's own module
         ]  # fmt: skip
+        # Hydra starts the rank of its own host without a launcher, so mpirun gets the limits too
         ranks = subprocess.Popen(
-            argv, env=os.environ | variables, stdout=subprocess.PIPE, text=True
-        )
+            [launcher, addresses[0], shlex.join(map(str, argv))],
+            env=os.environ | variables, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
         assert ranks.stdout
         try:
             yield from ranks.stdout

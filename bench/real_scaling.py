@@ -2,7 +2,7 @@
 
     sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.real_scaling VERB
         [--stack .venv-engine] [--hosts 2 4 8] [--rates 1gbit 10gbit 25gbit] [--pairs N]
-        [--samples N] [--precision bf16] --results FILE
+        [--samples N] [--layers N] [--precision bf16] --results FILE
 
 after `testbed up 8`. Ranks run in the networks and cgroups of the hosts with this machine's files,
 so the hosts need no setup. --stack has bin/python with torch and bin/mpirun.
@@ -39,7 +39,7 @@ from ftcluster.report.charts import THEME, step_line
 from tests.testbed import Testbed
 
 HOSTS, RATES, PAIRS = (2, 4, 8), ("1gbit", "10gbit", "25gbit"), 4
-SAMPLES, TOKENS = 32, 128
+SAMPLES, TOKENS, LAYERS = 32, 128, 12
 SHARE = 50  # percent of a core that a host has at most
 TRACE_SHARE, TRACE_RATE = 100, "1gbit"
 PICTURE = ROOT / "docs/overlap.svg"
@@ -108,7 +108,7 @@ def turns_on(
     each = 2 * (1 + options.pairs)  # steps at each rate
     work = json.dumps(
         {"backend": "impi", "steps": 2 + each * len(rates), "samples": options.samples,
-         "tokens": TOKENS, "precision": options.precision}
+         "tokens": TOKENS, "precision": options.precision, "layers": options.layers}
     )  # fmt: skip
     lines = launch(options.stack.absolute(), ROOT, hosts, PROGRAM, [work])
     steps = (json.loads(line) for line in lines if line.startswith('{"step"'))
@@ -124,7 +124,7 @@ def turns_on(
                 limit(bed, hosts, share, rates[number + 1])
         yield {
             "hosts": hosts, "share": share, "rate": rate, "samples": options.samples,
-            "precision": options.precision,
+            "precision": options.precision, "layers": options.layers,
             "steps": found[2:], "load": os.getloadavg()[0],
         }  # fmt: skip
     for _ in steps:  # until the ranks have ended
@@ -144,29 +144,29 @@ def table(turns: Sequence[Line], network: Sequence[Line]) -> list[str]:
     """
     carried = {one["rate"]: f"{8 * one['bytes_per_second'] / 1e9:.1f}" for one in network}
     rows = [
-        "| hosts | of a core each | samples | network | a socket carries, Gbit/s "
+        "| hosts | of a core each | layers | samples | network | a socket carries, Gbit/s "
         "| a step alone, s | with exchange, s | efficiency | pairs | blocked |",
-        "|---" * 10 + "|",
+        "|---" * 11 + "|",
     ]
     for key in dict.fromkeys(map(_key, turns)):
-        hosts, share, rate, samples, _precision = key
+        hosts, share, rate, samples, _precision, layers = key
         found = [pair for one in turns if _key(one) == key for pair in pairs(one["steps"])]
         alone, together = (statistics.median(map(slowest, one)) for one in zip(*found, strict=True))
         waited = statistics.median(max(row[1] for row in pair[1]["ranks"]) for pair in found)
         each = [slowest(alone) / slowest(other) for alone, other in found]
         rows.append(
-            f"| {hosts} | {share:.0f} % | {samples} | {rate.replace('gbit', ' Gbit/s')} "
+            f"| {hosts} | {share:.0f} % | {layers} | {samples} | {rate.replace('gbit', ' Gbit/s')} "
             f"| {carried.get(rate, '')} | {alone:.2f} | {together:.2f} | {efficiency(found):.0%} "
             f"| {len(each)}: {min(each):.0%} to {max(each):.0%} | {waited / together:.0%} |"
         )
     return rows
 
 
-def _key(turn: Line) -> tuple[int, float, str, int, str]:
+def _key(turn: Line) -> tuple[int, float, str, int, str, int]:
     """Return the conditions of a turn; in older results they were always the same."""
     return (
         turn["hosts"], turn.get("share", SHARE), turn.get("rate", "10gbit"),
-        turn.get("samples", SAMPLES), turn.get("precision", "bf16"),
+        turn.get("samples", SAMPLES), turn.get("precision", "bf16"), turn.get("layers", LAYERS),
     )  # fmt: skip
 
 
@@ -199,6 +199,7 @@ def main() -> int:
     parser.add_argument("--rates", nargs="+", default=RATES)
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--precision", choices=("bf16", "fp32"), default=precision())
     parser.add_argument("--results", type=Path, required=True)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """Training steps of BERT-base with real computation, and the times of the last step's parts.
 
     mpirun ... real_steps.py '{"backend": "impi", "steps": 8, "samples": 32, "tokens": 128,
-        "precision": "bf16"}'
+        "precision": "bf16", "layers": 12}'
 
 Each rank takes steps as the training loop does: kernels, gradients summed in buckets in bf16 beside
 the backward pass, AdamW. Every other step has no exchange, as on a host alone, so that both kinds
@@ -100,7 +100,8 @@ def main(words: Sequence[str]) -> int:
     rank, ranks = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
     dist.init_process_group(options["backend"], rank=rank, world_size=ranks)
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert"))
+    config = AutoConfig.for_model("bert", num_hidden_layers=options["layers"])
+    model = AutoModelForSequenceClassification.from_config(config)
     kernels = patch_model(model, None, True, Optimizations(cross_entropy=False), ProgressLog(None))
     spans = Spans(model)
     spans.watch()  # before the optimizer's hooks
