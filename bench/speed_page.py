@@ -4,7 +4,6 @@ FILES names the measurements of each section; `bench.figures` writes the pages.
 """
 
 import json
-import statistics
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -255,30 +254,6 @@ def speed_ups() -> str:
     return "\n".join(lines)
 
 
-def amx_bounds() -> str:
-    """Format estimates of the most that each row can reach with AMX.
-
-    Everything but the matmuls takes as long as in the profile; the matmuls would run at the rate
-    that they reach alone with AMX. Attention counts as a whole among everything else.
-    """
-    limits = [found["limit"] for found in speeds("engine-xeon-bf16").values()]
-    rate = statistics.median(one["operations_per_second"] for one in limits)
-    amx_rate = machine_of(read("engine")[0])["products_per_second"]
-    lines = [
-        "| training | matmuls here, ms | matmuls with AMX, ms | everything else, ms "
-        "| share at most | everything else for 75 %, ms |",
-        "|---" * 6 + "|",
-    ]
-    for name, found in read("profile")[-1]["profiles"]["bf16"].items():
-        matmuls = found["parts"]["matmuls"]
-        rest, fast = found["seconds"] - matmuls, matmuls * rate / amx_rate
-        lines.append(
-            f"| {name} | {matmuls * 1e3:.0f} | {fast * 1e3:.0f} | {rest * 1e3:.0f} "
-            f"| {fast / (fast + rest):.0%} | {fast / 3 * 1e3:.0f} |"
-        )
-    return "\n".join(lines)
-
-
 def _without(instructions: str) -> str:
     return short_name(one_machine(*(f"{name}-{instructions}" for name in TRAINERS)))
 
@@ -434,7 +409,6 @@ def tables(found: list[Comparison]) -> dict[str, str]:
         "summary": summary(found),
         "avx512-bf16": summary(without_amx("avx512-bf16")),
         "avx2": summary(without_amx("avx2")),
-        "amx-bounds": amx_bounds(),
         "xeon-bf16": summary(without_amx("xeon-bf16")),
         "xeon-avx2": summary(without_amx("xeon-avx2")),
         "machines": machines(),
