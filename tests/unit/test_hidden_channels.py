@@ -69,6 +69,8 @@ OTHERS = {
     ("shared_entries.py", "patch.owner"): "a model's rotary function is replaced",
     ("shared_entries.py", "layer"): "a small layer for a trial gets its weights",
     ("shared_entries.py", "small"): "as above, and its parts",
+    ("biased_mask.py", "mask"): "a tensor of our own class gets its parts",
+    ("position_bias.py", "patch.owner"): "transformers' function of position biases is replaced",
     ("unpadding.py", "output"): "what the model returns, with padding again",
 }
 
