@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -100,12 +101,12 @@ def weights_that_wait() -> Iterator[None]:
         sharded_weights.start_all_gather = reduce_scatter.start_all_gather
 
 
+@patch.object(fp32_residuals, "MANY_ELEMENTS", 0)
 def learn(case: Case, rank: int, size: int) -> Learned:
     """Train the steps of a case as one of `size` ranks."""
     usual, table = gradient_buckets.BUCKET, gradient_buckets.TABLE
     gradient_buckets.BUCKET = case.bucket or usual
     gradient_buckets.TABLE = 0 if case.rows else table
-    fp32_residuals.MANY_ELEMENTS = 0
     try:
         model = make_model("gpt2", "causal-lm")
         spare = torch.nn.Linear(5, 3)
