@@ -1,4 +1,4 @@
-"""Gated MLPs in one loop: the modules that use it, and that their results are unchanged."""
+"""MLPs in one loop: the modules that use it, and that their results are unchanged."""
 
 import copy
 import pickle
@@ -8,10 +8,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, activations
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, T5Config, activations
+from transformers.models.mt5.modeling_mt5 import MT5DenseActDense, MT5DenseGatedActDense
+from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense
+from transformers.models.umt5.modeling_umt5 import UMT5DenseActDense, UMT5DenseGatedActDense
 
 from ftcluster_train.patching.patch_model import kernels_in_use
-from ftcluster_train.patching.shared_entries import FUSED_GATED_MLPS, FUSED_TANH_GELUS
+from ftcluster_train.patching.registry import ObjectPatch
+from ftcluster_train.patching.shared_entries import (
+    EXACT_MLPS,
+    FUSED_MLPS,
+    FUSED_TANH_GELUS,
+    FusedForward,
+)
 
 TINY = {
     "vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48,
@@ -30,7 +39,7 @@ TOKENS = torch.arange(32).view(2, 16)
 
 def fuse_activations(model: nn.Module) -> int:
     """Fuse activations as a training does; return the number of fused modules."""
-    return FUSED_TANH_GELUS.apply(model) + FUSED_GATED_MLPS.apply(model)
+    return FUSED_TANH_GELUS.apply(model) + FUSED_MLPS.apply(model)
 
 
 def make_model(architecture: str) -> PreTrainedModel:
@@ -187,7 +196,7 @@ def test_the_name_of_the_argument() -> None:
         # the activation itself is replaced too
         (activations.NewGELUActivation(), 2), (activations.FastGELUActivation(), 2),
         (activations.GELUTanh(), 1), (activations.QuickGELUActivation(), 0),
-        (nn.ReLU(), 0), (nn.Mish(), 0), (nn.Identity(), 0), (nn.PReLU(), 0),
+        (nn.ReLU(), 1), (nn.Mish(), 0), (nn.Identity(), 0), (nn.PReLU(), 0),
     ],
     ids=str,
 )  # fmt: skip
@@ -198,6 +207,82 @@ def test_activations(activation: nn.Module, count: int) -> None:
     assert fuse_activations(module) == count
     assert ("forward" in vars(module)) == (count > 0)
     torch.testing.assert_close(module(values), before)
+
+
+# classes of transformers with dropout, and the names of activations that they may have
+DROPPED = [
+    (kind, activation)
+    for kind in (T5DenseActDense, MT5DenseActDense, UMT5DenseActDense)
+    for activation in ("relu", "gelu_new", "silu")
+] + [
+    (kind, activation)
+    for kind in (T5DenseGatedActDense, MT5DenseGatedActDense, UMT5DenseGatedActDense)
+    for activation in ("relu", "gelu_new", "silu")
+]
+
+
+def make_dropped(kind: type[nn.Module], activation: str, p: float = 0.25) -> nn.Module:
+    """Return an MLP whose last layer returns its input."""
+    config = T5Config(d_model=32, d_ff=32, dense_act_fn=activation, dropout_rate=p)
+    torch.manual_seed(2)
+    module = kind(config)
+    module.wo.weight = nn.Parameter(torch.eye(32))
+    return module
+
+
+@pytest.mark.needs("avx2", "compiler")
+@pytest.mark.parametrize(("kind", "activation"), DROPPED)
+@pytest.mark.parametrize("entry", [FUSED_MLPS, EXACT_MLPS], ids=["train", "scripts"])
+def test_an_mlp_with_dropout(
+    kind: type[nn.Module], activation: str, entry: ObjectPatch[FusedForward]
+) -> None:
+    """Each element is 0 or scaled, and gradients belong to the elements that are kept."""
+    plain, module = make_dropped(kind, activation).eval(), make_dropped(kind, activation)
+    assert entry.apply(module) == 1
+    values, grad = torch.randn(64, 32), torch.randn(64, 32)
+    before, found = plain(values), module(values)
+    assert "activations" in kernels_in_use(found.sum(), module)
+    kept = found != 0
+    assert 0.15 < 1 - float(kept.sum() / (before != 0).sum()) < 0.35
+    ratio = (found / before)[kept]
+    torch.testing.assert_close(ratio, torch.full_like(ratio, float(ratio.median())))
+    assert abs(float(ratio.median()) - 1 / 0.75) < (1e-6 if entry is EXACT_MLPS else 0.01)
+    found.backward(grad)
+    before.backward(grad * kept * ratio.median())
+    inner = [name for name, _ in module.named_parameters() if name.startswith("wi")]
+    for name in inner:
+        wanted = plain.get_parameter(name).grad
+        torch.testing.assert_close(module.get_parameter(name).grad, wanted, rtol=1e-4, atol=1e-4)
+    # evaluation drops nothing
+    torch.testing.assert_close(module.eval()(values), before)
+
+
+OTHER_PLACES: dict[str, Forward] = {
+    "drops the input": lambda m, x: m.wo(m.act(m.wi(m.dropout(x)))),
+    "drops before the activation": lambda m, x: m.wo(m.act(m.dropout(m.wi(x)))),
+    "drops the output": lambda m, x: m.dropout(m.wo(m.act(m.wi(x)))),
+    "drops twice": lambda m, x: m.wo(m.dropout(m.dropout(m.act(m.wi(x))))),
+    "drops nothing": lambda m, x: m.wo(m.act(m.wi(x))),
+}
+
+
+@pytest.mark.parametrize("forward", OTHER_PLACES.values(), ids=OTHER_PLACES)
+def test_a_class_that_drops_elsewhere(forward: Forward) -> None:
+    kind = type("Other", (T5DenseActDense,), {"forward": forward})
+    check_left_alone(kind(T5Config(d_model=32, d_ff=32)))
+
+
+def test_a_dropout_that_a_script_replaces_later() -> None:
+    class Doubled(nn.Dropout):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    module, values = make_dropped(T5DenseActDense, "relu"), torch.randn(4, 32)
+    FUSED_MLPS.apply(module)
+    module.dropout = Doubled(0.25)
+    torch.testing.assert_close(module(values), 2 * functional.relu(module.wi(values)))
+    module.dropout = nn.Dropout(1.0)
+    assert not module(values).any()
 
 
 COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {

@@ -23,7 +23,7 @@ from ftcluster_train.patching.registry import FunctionPatch
 from ftcluster_train.patching.script_functions import SCRIPT_FUNCTIONS
 from ftcluster_train.patching.script_models import activation_patches
 from ftcluster_train.patching.shared_entries import (
-    FUSED_GATED_MLPS,
+    FUSED_MLPS,
     FUSED_RMS_NORMS,
     FUSED_TANH_GELUS,
     PARAMETERS,
@@ -43,7 +43,7 @@ LINE = "|---|---|---|---|---|\n"
 # the changed objects, where they are used, and the guard
 OBJECTS: dict[str, tuple[bool, bool, Any]] = {
     "RMSNorms": (True, True, FUSED_RMS_NORMS.guard),
-    "gated MLPs": (True, True, FUSED_GATED_MLPS.guard),
+    "gated MLPs": (True, True, FUSED_MLPS.guard),
     "tanh GELUs": (True, False, FUSED_TANH_GELUS.guard),
     "`apply_rotary_pos_emb`": (True, True, ROTARY_POSITIONS.guard),
     "`create_position_bias_mask`": (True, True, POSITION_BIAS.guard),

@@ -19,7 +19,7 @@ from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, always
 from ftcluster_train.patching.script_functions import SCRIPT_FUNCTIONS
 from ftcluster_train.patching.script_models import activation_patches
 from ftcluster_train.patching.shared_entries import (
-    FUSED_GATED_MLPS,
+    FUSED_MLPS,
     FUSED_RMS_NORMS,
     FUSED_TANH_GELUS,
     ROTARY_FUNCTION,
@@ -76,7 +76,7 @@ def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
             )
 
 
-FUSIONS = (FUSED_TANH_GELUS, FUSED_GATED_MLPS, FUSED_RMS_NORMS, ROTARY_POSITIONS)
+FUSIONS = (FUSED_TANH_GELUS, FUSED_MLPS, FUSED_RMS_NORMS, ROTARY_POSITIONS)
 # number of fused modules: Gemma's norms add 1 to the weight, Phi-3's MLPs have other layers
 PLACES = {
     "llama": [0, 2, 5, 1], "qwen2": [0, 2, 5, 1], "qwen3": [0, 2, 9, 1], "mistral": [0, 2, 5, 1],

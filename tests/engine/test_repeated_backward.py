@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import Node
 
 import ftcluster_kernels
-from ftcluster_kernels import joint_linear, nf4, norms
+from ftcluster_kernels import nf4, norms
 from ftcluster_kernels.gradient_sums import make_sums
 from ftcluster_kernels.private_torch import function_of
 from ftcluster_kernels.token_rows import TokenRows
@@ -54,18 +54,10 @@ def logits_of_rows(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return rows.of_logits(logits, HIDDEN.to(logits.dtype))
 
 
-def joint(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return the outputs of three layers beside each other."""
-    outputs = joint_linear.joint_linear(x, weight.split(4), bias.split(4), [None] * 3)
-    assert outputs is not None
-    return torch.cat(outputs, 1)
-
-
 KERNELS: dict[str, tuple[Function, list[torch.Tensor]]] = {
     **{name: (kernel, inputs) for name, (kernel, _, inputs) in CASES.items()},
     "rounded norm": (rounded_norm, draw((7, 33), (33,))),
     "frozen linear": (frozen_linear, draw((7, 64))),
-    "joint linear": (joint, draw((7, 8), (12, 8), (12,))),
     "trained rows of an embedding": (looked_up, draw((7, 8), (2, 8))),
     "trained rows of an output layer": (logits_of_rows, draw((7, 9), (2, 8))),
 }

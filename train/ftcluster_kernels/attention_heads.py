@@ -141,7 +141,9 @@ def forward(
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
     call.output = _vectors(output, query.dtype)
     if bias is not None:
-        bias = with_rows(bias.to(query.dtype).expand(samples, heads, queries, keys))
+        bias = bias.to(query.dtype).expand(*bias.shape[:3], keys)
+        # T5's bias has its heads in the last place; a copy after `expand` would have all samples
+        bias = with_rows(bias).expand(samples, heads, queries, keys)
         rows = _vectors(bias, query.dtype)
         call.bias, call.bias_sample, call.bias_head, call.bias_row = (
             rows.at, rows.sample_stride, rows.head_stride, rows.row_stride,
@@ -172,7 +174,7 @@ def backward(
         probabilities: probabilities that `forward` returned. The other arguments must be equal to
             the arguments of `forward`.
     """
-    gradients = _empty_gradients(query, key, value)
+    gradients = empty_by_token(query), empty_by_token(key), empty_by_token(value)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
     call.of_output = _vectors(grad, query.dtype)
     if of_bias is not None:
@@ -192,24 +194,6 @@ def empty_by_token(x: torch.Tensor) -> torch.Tensor:
     """Return an empty tensor of `x`'s shape that stores all heads of a token next to each other."""
     samples, heads, length, size = x.shape
     return x.new_empty(samples, length, heads, size).transpose(1, 2)
-
-
-def _empty_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return an empty gradient for each input.
-
-    If the inputs of a token are next to each other in memory, as `joint_linear` returns them, so
-    are their gradients.
-    """
-    first, place = inputs[0], inputs[0].data_ptr()
-    samples, heads, length, size = first.shape
-    width = heads * size
-    for x in inputs:
-        in_order = x.stride()[1:] == (size, len(inputs) * width, 1) and x.shape == first.shape
-        if not in_order or x.data_ptr() != place:
-            return tuple(map(empty_by_token, inputs))
-        place += width * x.itemsize
-    joint = first.new_empty(samples, length, len(inputs), heads, size)
-    return tuple(part.transpose(1, 2) for part in joint.unbind(2))
 
 
 def _vectors(x: torch.Tensor, dtype: torch.dtype) -> _Vectors:

@@ -72,10 +72,14 @@ def dropout(values: torch.Tensor, p: float, exact: bool = False) -> torch.Tensor
     if is_transformed() or not simd.is_fit(values):
         output: torch.Tensor = torch.dropout(values, p, True)
         return output
-    seed = draw_seed()
-    drop = exact_drop_of(p, seed)._replace(scale=1 / (1 - p)) if exact else drop_of(p, seed)
-    dropped: torch.Tensor = _Dropout.apply(values, drop)
+    dropped: torch.Tensor = _Dropout.apply(values, draw_drop(p, exact))
     return dropped
+
+
+def draw_drop(p: float, exact: bool) -> Drop:
+    """Return a new mask for `dropout`, which has the same arguments."""
+    seed = draw_seed()
+    return exact_drop_of(p, seed)._replace(scale=1 / (1 - p)) if exact else drop_of(p, seed)
 
 
 def draw_seed() -> int:

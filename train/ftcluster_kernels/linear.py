@@ -6,7 +6,7 @@ Padding has no gradient in any layer, and a prompt has no gradient in the last l
 of zeros does not change the result, apart from rounding.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -38,27 +38,17 @@ def linear(
             all rows.
         sums: memory to which the weight's gradient is added; None returns it to autograd.
     """
-    if not takes_layer(input, weight, bias):
+    # torch also accepts a vector as an input or a weight, and a scalar as a bias
+    usual = input.ndim > 1 and weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
+    if not usual or input.numel() * len(weight) < MUCH_WORK or is_transformed():
         return torch_linear(input, weight, bias)
-    if not needs_gradients(input, weight):
+    if not (torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)):
         return _without_gradients(input, weight, bias, rows_read)
     if not simd.are_alike(input, weight, bias):
         return torch_linear(input, weight, bias)
     with torch.autocast("cpu", enabled=False):
         output: torch.Tensor = _Linear.apply(input, weight, bias, rows_read, sums)
     return output
-
-
-def takes_layer(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Return True if the shapes of a linear layer are supported and its matmul is large enough."""
-    # torch also accepts a vector as an input or a weight, and a scalar as a bias
-    usual = input.ndim > 1 and weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
-    return usual and input.numel() * len(weight) >= MUCH_WORK and not is_transformed()
-
-
-def needs_gradients(*tensors: torch.Tensor) -> bool:
-    """Return True if autograd computes the gradient of any of these tensors."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
@@ -95,55 +85,27 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
                 None,
                 None,
             )
-        grad = grad_output.resolve_neg().flatten(0, -2)
-        needed, sums = Needed(of_input, of_weight, of_bias), unless_hooked(ctx.sums, weight)
-        return *gradients_of(grad, input, weight, sums, needed), None, None
-
-
-class Needed(NamedTuple):
-    """The gradients that a backward pass must compute."""
-
-    input: bool
-    weight: bool
-    bias: bool
-
-
-def gradients_of(
-    grad: torch.Tensor,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    sums: GradientSums | None,
-    needed: Needed,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of a linear layer's input, weight and bias; None if not needed.
-
-    Args:
-        grad: gradient of the output, shape (rows, outputs).
-        input: input of the layer, shape (..., inputs), with `rows` rows.
-        sums: memory to which the weight's gradient is added, if it supports the factors; the
-            returned gradient is then None.
-    """
-    rows = input.flatten(0, -2)
-    chosen = rows_with_gradient(grad)
-    if chosen is not None:
-        rows, grad = rows[chosen], grad[chosen]
-    grad_input = None
-    if needed.input:
-        grad_input = product(grad, weight)
-        if chosen is None:
-            grad_input = grad_input.view(input.shape)
-        else:
-            grad_input = _at_rows(chosen, grad_input, input.shape[:-1])
-    grad_weight = None
-    if needed.weight:  # the gradient must have the memory layout of the weight
-        in_order = weight.is_contiguous()
-        factors = (grad, rows) if in_order else (rows, grad)
-        if sums is not None and sums.takes(*factors):
-            sums.add_product(*factors)
-        else:
-            of_factors = product_of_columns(*factors).to(weight.dtype)
-            grad_weight = of_factors if in_order else of_factors.T
-    return grad_input, grad_weight, _sum_of_rows(grad) if needed.bias else None
+        rows, grad = input.flatten(0, -2), grad_output.resolve_neg().flatten(0, -2)
+        chosen = rows_with_gradient(grad)
+        if chosen is not None:
+            rows, grad = rows[chosen], grad[chosen]
+        grad_input = None
+        if of_input:
+            grad_input = product(grad, weight)
+            if chosen is None:
+                grad_input = grad_input.view(input.shape)
+            else:
+                grad_input = _at_rows(chosen, grad_input, input.shape[:-1])
+        grad_weight = None
+        if of_weight:  # the gradient must have the memory layout of the weight
+            in_order, sums = weight.is_contiguous(), unless_hooked(ctx.sums, weight)
+            factors = (grad, rows) if in_order else (rows, grad)
+            if sums is not None and sums.takes(*factors):
+                sums.add_product(*factors)
+            else:
+                of_factors = product_of_columns(*factors).to(weight.dtype)
+                grad_weight = of_factors if in_order else of_factors.T
+        return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None, None, None
 
 
 def _without_gradients(

@@ -201,32 +201,44 @@ def cross_entropy_(
     return totals.log_() - scores
 
 
-def activation(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
-    """Return an activation's output, times a factor.
+def activation(
+    name: str,
+    input: torch.Tensor,
+    factor: torch.Tensor | None = None,
+    drop: Drop | None = None,
+) -> torch.Tensor:
+    """Return an activation's output, times a factor, with dropout.
 
     Args:
-        name: gelu, tanh_gelu or silu.
+        name: gelu, tanh_gelu, silu or relu.
         input: input; input and factor must be contiguous.
+        drop: dropped elements of the output; None means no dropout.
     """
     output = torch.empty_like(input)
-    _activate(name, input, factor, None, output, None)
+    _activate(name, drop, input, factor, None, output, None)
     return output
 
 
 def activation_backward(
-    name: str, grad: torch.Tensor, input: torch.Tensor, factor: torch.Tensor | None = None
+    name: str,
+    grad: torch.Tensor,
+    input: torch.Tensor,
+    factor: torch.Tensor | None = None,
+    drop: Drop | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of input and factor; all tensors must be contiguous."""
     output = torch.empty_like(input)
     of_factor = None if factor is None else torch.empty_like(input)
-    _activate(name, input, factor, grad, output, of_factor)
+    _activate(name, drop, input, factor, grad, output, of_factor)
     return output, of_factor
 
 
-def _activate(name: str, input: torch.Tensor, *others: torch.Tensor | None) -> None:
+def _activate(
+    name: str, drop: Drop | None, input: torch.Tensor, *others: torch.Tensor | None
+) -> None:
     count, dtype = input.numel(), input.dtype
     pointers = [None if x is None else address(x, dtype, count) for x in (input, *others)]
-    _call_typed(name, input, *pointers, count)
+    _call_typed(name, input, *pointers, count, drop is not None, *(drop or KEEP_ALL))
 
 
 def norm(

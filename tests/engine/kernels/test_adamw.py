@@ -45,6 +45,27 @@ def test_steps(count: int, scale: float | None, monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(state[name], values, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_rows_without_a_gradient(decay: float) -> None:
+    """Rows get gradients in some steps only; one never does, and one only has a state."""
+    torch.manual_seed(0)
+    ours = torch.randn(7, 45)
+    theirs = ours.clone()
+    rounded, before = ours.bfloat16(), ours[5].clone()
+    adamw = AdamW([{"params": [ours], "weight_decay": decay}], TRAINING, {ours: rounded})
+    other = torch.optim.AdamW([theirs], lr=TRAINING.learning_rate, eps=1e-8, weight_decay=decay)
+    for step, rows in enumerate(([0, 1], [1, 2], [0], [6], [])):
+        ours.grad = torch.zeros(7, 45)
+        ours.grad[rows] = torch.randn(len(rows), 45) * (1 - step % 2)  # 0 in every second step
+        ours.grad[rows, 3] = -0.0
+        theirs.grad = ours.grad.clone()
+        adamw.step()
+        other.step()
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+        assert torch.equal(rounded, ours.bfloat16())
+    assert torch.equal(ours[5], before) == (decay == 0)
+
+
 def test_a_state_of_torch_is_continued() -> None:
     weights, _, adamw = take_steps(100, None)
     ours, theirs = weights.clone(), weights.clone()

@@ -116,6 +116,7 @@ FORMULAS = {
     "gelu": lambda x: x * torch.special.erfc(-x * 0.5**0.5) / 2,
     "tanh_gelu": lambda x: x * torch.sigmoid((2 / math.pi) ** 0.5 * 2 * (x + 0.044715 * x**3)),
     "silu": functional.silu,
+    "relu": torch.relu,
 }
 # error of the gate: the error of the polynomials in native/activations.c
 FITTED = {torch.bfloat16: 6e-5, torch.float32: 6e-8}
@@ -150,6 +151,23 @@ def test_activations_and_their_gradients(
     check_near(of_x, exact[0], u * scale * parts + UNDERFLOW * scale)
     if gated and of_factor is not None:
         check_near(of_factor, exact[1], u * exact[1].abs() + UNDERFLOW)
+
+
+@given(st.sampled_from([*FORMULAS]), st.integers(0, 5000), st.booleans(), rates, seeds, threads)
+def test_an_activation_with_dropout(
+    name: str, count: int, gated: bool, rate: float, seed: int, threads: int
+) -> None:
+    """In fp32, the loop rounds like the activation and its dropout one after the other."""
+    torch.set_num_threads(threads)
+    x, factor, grad = torch.randn(3, count, generator=torch.Generator().manual_seed(seed % 2**32))
+    drop, by = drop_of(rate, seed), factor if gated else None
+    mask = simd.mask_of(drop, count)
+    plain = simd.activation(name, x, by)
+    assert torch.equal(simd.activation(name, x, by, drop), simd.dropout(plain, drop))
+    found = simd.activation_backward(name, grad, x, by, drop)
+    wanted = simd.activation_backward(name, grad * mask, x, by)
+    assert torch.equal(found[0], wanted[0])
+    assert found[1] is wanted[1] is None or torch.equal(found[1], wanted[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,12 +1,16 @@
 #include "vectors.h"
 
-enum { GELU, TANH_GELU, SILU };
+#include "mask.h"
+
+enum { GELU, TANH_GELU, SILU, RELU };
 
 typedef struct {
     int type;
     const void *input, *factor, *grad; /* factor: multiplies the activation; NULL if there is none. grad: NULL in the forward pass */
     void *output, *of_factor; /* backward pass: gradients of the input and of the factor */
     int64_t count;
+    int64_t drops; /* 0 if there is no dropout */
+    Drop drop;     /* dropout of the output */
 } Elements;
 
 INLINE vec inverse(vec x, int type) { return type == FP32 ? quotient(broadcast(1.0f), x) : nearly_inverse(x); }
@@ -60,42 +64,71 @@ INLINE vec gate(int kind, vec x, vec *derivative, int type) {
     return choose(is_negative, lower_gate, upper_gate);
 }
 
-INLINE void activate(const Elements *args, int64_t begin, int64_t end, int kind, int type) {
+/* Return the activation of x, and set its derivative. */
+INLINE vec activated(int kind, vec x, vec *derivative, int type) {
+    if (kind == RELU) {
+        *derivative = choose(negative(sub(zeros(), x)), broadcast(1.0f), zeros());
+        return choose(negative(x), zeros(), x); /* NaN stays NaN */
+    }
+    vec of_gate, gate_value = gate(kind, x, &of_gate, type);
+    *derivative = mul_add(x, of_gate, gate_value);
+    return mul(x, gate_value);
+}
+
+/* Return the dropout factors of 16 elements. `bits` are the bits of the elements from `begin`. */
+INLINE vec dropout_factors(const Elements *args, const uint32_t *bits, int64_t number) {
+    return args->drops ? choose(bits_at(bits, number), broadcast(args->drop.scale), zeros()) : broadcast(1.0f);
+}
+
+INLINE void activate(const Elements *args, const uint32_t *bits, int64_t begin, int64_t end, int kind, int type) {
     REGISTERS(i, active, begin, end, {
-        vec derivative, x = load(args->input, i, active, type), y = mul(x, gate(kind, x, &derivative, type));
-        store(args->output, i, active, args->factor ? mul(y, load(args->factor, i, active, type)) : y, type);
+        vec derivative, y = activated(kind, load(args->input, i, active, type), &derivative, type);
+        if (args->factor)
+            y = mul(y, load(args->factor, i, active, type));
+        store(args->output, i, active, mul(y, dropout_factors(args, bits, i - begin)), type);
     });
 }
 
-INLINE void activate_backward(const Elements *args, int64_t begin, int64_t end, int kind, int type) {
+INLINE void activate_backward(const Elements *args, const uint32_t *bits, int64_t begin, int64_t end, int kind,
+                              int type) {
     REGISTERS(i, active, begin, end, {
-        vec derivative, x = load(args->input, i, active, type), gate_value = gate(kind, x, &derivative, type);
-        vec grad = load(args->grad, i, active, type);
+        vec derivative, y = activated(kind, load(args->input, i, active, type), &derivative, type);
+        vec grad = mul(load(args->grad, i, active, type), dropout_factors(args, bits, i - begin));
         if (args->factor) {
-            store(args->of_factor, i, active, mul(grad, mul(x, gate_value)), type);
+            store(args->of_factor, i, active, mul(grad, y), type);
             grad = mul(grad, load(args->factor, i, active, type));
         }
-        store(args->output, i, active, mul(grad, mul_add(x, derivative, gate_value)), type);
+        store(args->output, i, active, mul(grad, derivative), type);
     });
 }
 
-#define PIECE 16 /* elements of a register */
+INLINE void activation_pieces(const Elements *args, int64_t first_piece, int64_t end_piece, int kind, int type) {
+    uint32_t kept_bits[WORDS(PIECE)];
+    for (int64_t begin = first_piece * PIECE; begin < end_piece * PIECE; begin += PIECE) {
+        int64_t end = begin + PIECE < args->count ? begin + PIECE : args->count;
+        if (args->drops)
+            draw(kept_bits, begin, end - begin, args->drop);
+        if (args->grad)
+            activate_backward(args, kept_bits, begin, end, kind, type);
+        else
+            activate(args, kept_bits, begin, end, kind, type);
+    }
+}
 
-#define ACTIVATION(name, kind)                                                                                  \
+#define ACTIVATION(name, kind)                                                                                      \
     INLINE void name##_pieces(const Elements *args, int64_t first_piece, int64_t end_piece, int thread, int type) { \
-        int64_t end = end_piece * PIECE < args->count ? end_piece * PIECE : args->count;                              \
-        if (args->grad)                                                                                            \
-            activate_backward(args, first_piece * PIECE, end, kind, type);                                         \
-        else                                                                                                    \
-            activate(args, first_piece * PIECE, end, kind, type);                                                  \
-    }                                                                                                           \
-    LOOP_BY_TYPE(name##_pieces, Elements)                                                                       \
-    EXPORT void name(int64_t type, const void *input, const void *factor, const void *grad, void *output,       \
-                     void *of_factor, int64_t count, int threads) {                                             \
-        Elements arguments = {type, input, factor, grad, output, of_factor, count};                             \
-        in_threads(threads, name##_pieces_loop, &arguments, (count + PIECE - 1) / PIECE);                       \
+        activation_pieces(args, first_piece, end_piece, kind, type);                                                \
+    }                                                                                                               \
+    LOOP_BY_TYPE(name##_pieces, Elements)                                                                           \
+    EXPORT void name(int64_t type, const void *input, const void *factor, const void *grad, void *output,           \
+                     void *of_factor, int64_t count, int64_t drops, uint64_t seed, int64_t threshold, float scale,  \
+                     int threads) {                                                                                 \
+        Elements arguments = {type,  input, factor,                  grad, output, of_factor,                       \
+                              count, drops, {seed, threshold, scale}};                                              \
+        in_threads(threads, name##_pieces_loop, &arguments, (count + PIECE - 1) / PIECE);                           \
     }
 
 ACTIVATION(gelu, GELU)
 ACTIVATION(tanh_gelu, TANH_GELU)
 ACTIVATION(silu, SILU)
+ACTIVATION(relu, RELU)

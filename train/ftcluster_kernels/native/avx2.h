@@ -48,6 +48,11 @@ INLINE lanes negative(vec x) {
     return low | _mm256_movemask_ps(_mm256_cmp_ps(x.high, zero, _CMP_LT_OS)) << 8;
 }
 
+INLINE int all_bits_zero(vec a, vec b, vec c) {
+    __m256 bits = _mm256_or_ps(_mm256_or_ps(a.low, a.high), _mm256_or_ps(_mm256_or_ps(b.low, b.high), _mm256_or_ps(c.low, c.high)));
+    return _mm256_testz_si256(_mm256_castps_si256(bits), _mm256_castps_si256(bits));
+}
+
 /* Return the elements of `a` in active lanes and the elements of `b` in other lanes. */
 INLINE vec choose(lanes active, vec a, vec b) {
     return (vec){_mm256_blendv_ps(b.low, a.low, spread(active)), _mm256_blendv_ps(b.high, a.high, spread(active >> 8))};

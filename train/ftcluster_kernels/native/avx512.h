@@ -31,6 +31,11 @@ INLINE vec scaled(vec y, vec x) {
 
 INLINE lanes negative(vec x) { return _mm512_cmp_ps_mask(x, zeros(), _CMP_LT_OS); }
 
+INLINE int all_bits_zero(vec a, vec b, vec c) {
+    __m512i bits = _mm512_or_si512(_mm512_or_si512(_mm512_castps_si512(a), _mm512_castps_si512(b)), _mm512_castps_si512(c));
+    return _mm512_test_epi32_mask(bits, bits) == 0;
+}
+
 /* Return the elements of `a` in active lanes and the elements of `b` in other lanes. */
 INLINE vec choose(lanes active, vec a, vec b) { return _mm512_mask_mov_ps(b, active, a); }
 INLINE vec add_active(lanes active, vec sum, vec x) { return _mm512_mask_add_ps(sum, active, sum, x); }

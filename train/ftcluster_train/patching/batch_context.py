@@ -21,7 +21,6 @@ from ftcluster_kernels.lora import Adapter
 from ftcluster_kernels.norms import RoundedCopies
 from ftcluster_kernels.token_rows import TokenRows
 from ftcluster_train.patching.exact_heads import exact_parameters
-from ftcluster_train.patching.joint_layers import siblings_of
 from ftcluster_train.patching.rows import Rows
 
 RowGradients = list[tuple[torch.Tensor, torch.Tensor]]  # indices of rows, and fp32 gradients
@@ -51,8 +50,6 @@ class BatchContext:
         exact_weights: parameters of layers that are computed in fp32.
         adapters: low-rank adapter of the layer that a weight belongs to, by weight.
         token_rows: trained rows of a frozen embedding or output layer, by weight.
-        siblings: layers with the same input that may be computed together, by weight; see
-            `joint_layers`.
         sinks: destinations of gradients.
         pending_gathers: function that waits for a weight that is still being gathered, by weight;
             call it before the weight is read.
@@ -66,7 +63,6 @@ class BatchContext:
     exact_weights: Set[torch.Tensor] = frozenset()
     adapters: Mapping[torch.Tensor, Adapter] = field(default_factory=dict)
     token_rows: Mapping[torch.Tensor, TokenRows] = field(default_factory=dict)
-    siblings: Mapping[torch.Tensor, tuple[nn.Linear, ...]] = field(default_factory=dict)
     sinks: GradientSinks = field(default_factory=GradientSinks)
     pending_gathers: Mapping[torch.Tensor, Callable[[], None]] = field(default_factory=dict)
     rows: Rows | None = None
@@ -142,5 +138,4 @@ def context_of(model: nn.Module) -> BatchContext:
         exact_weights=exact_parameters(model),
         adapters=adapters_of(model),
         token_rows=token_rows_of(model),
-        siblings=siblings_of(model),
     )

@@ -7,7 +7,6 @@ multiplications get bf16.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from ftcluster_train.patching.batch_context import (
     token_rows_for,
 )
 from ftcluster_train.patching.exact_heads import exact_linear
-from ftcluster_train.patching.joint_layers import JointLayers, reads_all
 from ftcluster_train.patching.registry import FunctionPatch, always
 from ftcluster_train.patching.skipped_rows import rows_read
 
@@ -166,7 +164,6 @@ class Linear:
 
     def __init__(self, head: torch.Tensor | None = None, head_factor: float = 1.0) -> None:
         self._head, self._head_factor = head, head_factor
-        self._joint = JointLayers()
 
     def patches(self) -> tuple[FunctionPatch, FunctionPatch]:
         """Return the patches of torch's function and of the function that GPT-2's layers use."""
@@ -180,12 +177,6 @@ class Linear:
     ) -> torch.Tensor:
         """Compute torch's linear function."""
         context = current_context() or NOTHING
-        layers = context.siblings.get(weight) if context.siblings else None
-        if (
-            layers is not None
-            and (output := self._of_siblings(context, layers, input, weight, bias)) is not None
-        ):
-            return output
         adapter = context.adapters.get(weight) if context.adapters else None
         rows = context.token_rows.get(weight) if context.token_rows else None
         if rows is not None:
@@ -214,25 +205,6 @@ class Linear:
         if type(weight) is Nf4Weight:
             return linear_in_nf4(input, weight, bias)
         return linear(input, weight, bias, rows_read(input), sums)
-
-    def _of_siblings(
-        self,
-        context: BatchContext,
-        layers: tuple[torch.nn.Linear, ...],
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """Return the output of one of several layers with the same input, see `joint_layers`."""
-        first = layers[0]
-        if weight is not first.weight or bias is not first.bias:
-            return self._joint.take(input, weight, bias)
-        if not reads_all(context.rows):
-            return None
-        rounded = partial(_in_dtype_of, weight, context=context)
-        return self._joint.start(
-            layers, input, rounded, context.sinks.sums, context.pending_gathers
-        )
 
     def _addmm(self, bias: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         context = current_context() or NOTHING

@@ -20,7 +20,7 @@ from ftcluster_train.patching.position_bias import POSITION_BIAS
 from ftcluster_train.patching.registry import FunctionPatch
 from ftcluster_train.patching.shared_entries import (
     DROPOUT,
-    FUSED_GATED_MLPS,
+    FUSED_MLPS,
     FUSED_RMS_NORMS,
     FUSED_TANH_GELUS,
     GELU,
@@ -125,7 +125,7 @@ def patch_model(
         patches.append(DROPOUT)
     if optimizations.activations:
         patches += [GELU, SILU]
-        for fusion in (FUSED_TANH_GELUS, FUSED_GATED_MLPS, FUSED_RMS_NORMS, ROTARY_POSITIONS):
+        for fusion in (FUSED_TANH_GELUS, FUSED_MLPS, FUSED_RMS_NORMS, ROTARY_POSITIONS):
             fusion.apply(model)
     head = None
     if optimizations.cross_entropy:

@@ -13,7 +13,7 @@ from ftcluster_train.patching.position_bias import POSITION_BIAS
 from ftcluster_train.patching.registry import FunctionPatch, always, call_after, report_once
 from ftcluster_train.patching.script_functions import attention
 from ftcluster_train.patching.shared_entries import (
-    FUSED_GATED_MLPS,
+    EXACT_MLPS,
     FUSED_RMS_NORMS,
     ROTARY_POSITIONS,
     TANH_GELUS,
@@ -92,7 +92,7 @@ def _fuse(model: nn.Module, _: Any) -> None:
         return
     _fused.add(model)
     patched_before = {module for module in model.modules() if "forward" in vars(module)}
-    for patch in (FUSED_RMS_NORMS, FUSED_GATED_MLPS, ROTARY_POSITIONS, POSITION_BIAS):
+    for patch in (FUSED_RMS_NORMS, EXACT_MLPS, ROTARY_POSITIONS, POSITION_BIAS):
         patch.apply(model)
     for module in model.modules():
         if "forward" in vars(module) and module not in patched_before:

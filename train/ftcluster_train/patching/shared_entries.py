@@ -8,7 +8,8 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,12 +27,33 @@ GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # keys: torch's names of approxim
 torch_dropout = functional.dropout  # `ftcluster_train.fast` may have replaced it
 # classes of transformers.activations; both compute GELU's tanh approximation in eight passes
 TANH_GELUS = ("NewGELUActivation", "FastGELUActivation")
-# names of a gated MLP's layers, and the (inputs, outputs) of the small layers in its test
-LAYERS = {"gate_proj": (3, 5), "up_proj": (3, 5), "down_proj": (5, 3)}
-GATED = {*LAYERS, "act_fn"}
+INNER, OUTER = 5, 3  # sizes of the layers in the test of an MLP
 EPSILONS = ("variance_epsilon", "eps")  # names of RMSNorm's epsilon
 ROTARY_FUNCTION = "apply_rotary_pos_emb"  # name of the function in transformers' models
 PARAMETERS = ["q", "k", "cos", "sin", "unsqueeze_dim"]
+
+
+class _Mlp(NamedTuple):
+    """The names of an MLP's parts: down(dropout(act(gate(x)) * up(x))).
+
+    Attributes:
+        up: "" if the activation is not multiplied by another layer's output.
+        dropout: "" if there is no dropout.
+    """
+
+    gate: str
+    up: str
+    down: str
+    act: str
+    dropout: str
+
+
+# in Llama and many others; in T5 1.1, mT5 and Flan-T5; in the first T5
+MLPS = (
+    _Mlp("gate_proj", "up_proj", "down_proj", "act_fn", ""),
+    _Mlp("wi_0", "wi_1", "wo", "act", "dropout"),
+    _Mlp("wi", "", "wo", "act", "dropout"),
+)
 
 
 def _drops(
@@ -97,12 +119,39 @@ def tanh_gelu(_: nn.Module, values: torch.Tensor) -> torch.Tensor:
     return functional.gelu(values, approximate="tanh")
 
 
-def _gated_mlp(module: nn.Module, x: torch.Tensor, setting: tuple[str, nn.Module, Any]) -> Any:
-    activation, act_fn, forward = setting
+class _FusedMlp(NamedTuple):
+    """The setting of an MLP's fused forward pass.
+
+    Attributes:
+        activation: name of the activation in `activate`.
+        act: module of the activation.
+        act_forward: forward pass of `act`, which a script may change after the model was fused.
+        exact: see `activate`.
+    """
+
+    names: _Mlp
+    activation: str
+    act: nn.Module
+    act_forward: Any
+    exact: bool
+
+
+def _mlp(module: nn.Module, x: torch.Tensor, fused: _FusedMlp) -> Any:
+    names, p = fused.names, 0.0
+    act, dropout = (getattr(module, name, None) for name in (names.act, names.dropout))
     # a script may change these after the model was fused
-    if module.act_fn is not act_fn or act_fn.forward != forward or has_hooks(act_fn):
+    changed = act is not fused.act or act.forward != fused.act_forward or has_hooks(act)
+    if isinstance(dropout, nn.Module) and dropout.training:
+        changed = changed or type(dropout) is not nn.Dropout or has_hooks(dropout)
+        p = 0.0 if changed else dropout.p
+    if changed or p > MOST_DROPPED:
         return type(module).forward(module, x)
-    return module.down_proj(activate(activation, module.gate_proj(x), module.up_proj(x)))
+    factor = getattr(module, names.up)(x) if names.up else None
+    hidden = activate(fused.activation, getattr(module, names.gate)(x), factor, p, fused.exact)
+    down = getattr(module, names.down)
+    if names.dropout and down.weight.dtype not in (hidden.dtype, torch.int8):  # as in T5's code
+        hidden = hidden.to(down.weight.dtype)
+    return down(hidden)
 
 
 def _rms_norm(module: nn.Module, x: torch.Tensor, epsilon: str) -> torch.Tensor:
@@ -118,38 +167,63 @@ def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
             yield FusedForward(module, one_kernel_gelu)
 
 
-def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
-    """Yield modules that compute a gated MLP; a test runs each module's class with small layers.
+def _mlps(exact: bool, model: nn.Module) -> Iterator[FusedForward]:
+    """Yield modules that compute an MLP; a test runs each module's class with small layers.
 
-    Modules that look alike but also clip, scale or drop values fail the test. If the activation has
-    hooks, the class's own code runs.
+    Modules that look alike but also clip, scale or drop values fail the test. If the activation or
+    the dropout has hooks, the class's own code runs.
+
+    Args:
+        exact: see `activate`.
     """
     for module in _unpatched(model):
         attributes = vars(module)
-        if attributes["_modules"].keys() == GATED and not attributes["_parameters"]:
-            activation = None if has_hooks(module.act_fn) else _activation_of(module)
-            if activation is not None:
-                yield FusedForward(
-                    module, _gated_mlp, (activation, module.act_fn, module.act_fn.forward)
-                )
+        if attributes["_parameters"]:
+            continue
+        names = next((one for one in MLPS if {*one} - {""} == attributes["_modules"].keys()), None)
+        act = None if names is None else getattr(module, names.act)
+        if names is None or act is None or has_hooks(act):
+            continue
+        activation = _activation_of(module, names)
+        if activation is not None:
+            yield FusedForward(module, _mlp, _FusedMlp(names, activation, act, act.forward, exact))
 
 
-def _activation_of(module: nn.Module) -> str | None:
-    """Return the activation of a gated MLP; None if the module computes anything else."""
+class _InsteadOfDropout(nn.Module):  # type: ignore[misc]
+    """A function that no other part of an MLP computes, which shows where the dropout is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3 + x.square()
+
+
+def _activation_of(module: nn.Module, names: _Mlp) -> str | None:
+    """Return the activation of an MLP; None if the module computes anything else."""
     small: nn.Module = object.__new__(type(module))
     nn.Module.__init__(small)
     vars(small).update({k: v for k, v in vars(module).items() if k not in vars(small)})
-    for seed, (name, sizes) in enumerate(LAYERS.items()):
-        layer = nn.Linear(*sizes, bias=False)
+    sizes = {names.gate: (OUTER, INNER), names.up: (OUTER, INNER), names.down: (INNER, OUTER)}
+    for seed, name in enumerate(filter(None, sizes)):
+        layer = nn.Linear(*sizes[name], bias=False)
         weights = _line(seed, 15, 15).sin_().view(layer.weight.shape)  # always the same
         layer.weight = nn.Parameter(weights, requires_grad=False)
         setattr(small, name, layer)
-    small.act_fn = copy.deepcopy(module.act_fn)  # `train` changes it
-    values = _line(-30, 40, 96).view(1, 32, 3)
+    setattr(small, names.act, copy.deepcopy(getattr(module, names.act)))  # `train` changes it
+    drop = _InsteadOfDropout() if names.dropout else nn.Identity()
+    if names.dropout:
+        setattr(small, names.dropout, drop)
+    values = _line(-30, 40, 96).view(1, 32, OUTER)
+
+    def by_torch(activation: str, x: torch.Tensor) -> torch.Tensor:
+        hidden = TORCH[activation](getattr(small, names.gate)(x))
+        if names.up:
+            hidden = hidden * getattr(small, names.up)(x)
+        output: torch.Tensor = getattr(small, names.down)(drop(hidden))
+        return output
+
     for activation in TORCH:
-        fused = FusedForward(small, _gated_mlp, (activation, small.act_fn, small.act_fn.forward))
+        formula = partial(by_torch, activation)
         if all(
-            computes_same(small.train(training).forward, fused, values, rtol=1e-5, atol=1e-5)
+            computes_same(small.train(training).forward, formula, values, rtol=1e-5, atol=1e-5)
             for training in (True, False)
         ):
             return activation
@@ -189,7 +263,8 @@ def _set_forward(fused: FusedForward) -> None:
 
 
 FUSED_TANH_GELUS = ObjectPatch(_tanh_gelus, _set_forward)
-FUSED_GATED_MLPS = ObjectPatch(_gated_mlps, _set_forward)
+FUSED_MLPS = ObjectPatch(partial(_mlps, False), _set_forward)
+EXACT_MLPS = ObjectPatch(partial(_mlps, True), _set_forward)
 FUSED_RMS_NORMS = ObjectPatch(_rms_norms, _set_forward)
 
 
