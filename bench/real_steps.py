@@ -47,9 +47,9 @@ class Spans:
     def watch(self) -> None:
         """Record when gradients are ready, and each exchange in its thread."""
 
-        def send(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+        def send(tensor: torch.Tensor, *others: Any) -> None:
             began = time.perf_counter()
-            self._send(tensor, group)
+            self._send(tensor, *others)
             self.found.append(
                 ("exchange", f"{tensor.nbytes >> 20} MiB", began, time.perf_counter())
             )

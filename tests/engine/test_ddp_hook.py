@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from ftcluster_train.comm.all_reduce import all_reduce_bf16
+from ftcluster_train.comm.all_reduce import Bf16AllReduces, all_reduce_bf16
 from ftcluster_train.comm.collectives import bf16_hook
 from tests.engine.ranks import on_ranks
 
@@ -50,12 +50,15 @@ def test_the_hook_is_plain_ddp_to_rounding(tmp_path: Path) -> None:
 
 def _sums(rank: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     found = []
-    for shape in ((), (1,), (5,), (3, 7), (2000,)):
+    in_thread = Bf16AllReduces()  # uses the same memory for all sizes
+    for shape in ((), (1,), (5,), (3, 7), (2000,), (4,), ()):
         values = [
             torch.randn(shape, generator=torch.Generator().manual_seed(r)) for r in range(size)
         ]
-        own = values[rank].clone()
+        own, again = values[rank].clone(), values[rank].clone()
         all_reduce_bf16(own)
+        in_thread.start(again).result()
+        assert torch.equal(again, own)
         found.append((own, torch.stack([v.bfloat16().double() for v in values]).sum(0)))
     return found
 

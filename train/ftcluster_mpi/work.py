@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from ftcluster_mpi.types import MPI
 
-RECENT = 64  # number of most recent handles that keep the caller's tensors alive
+# the most recent handles keep the caller's tensors alive: up to this number and size in bytes
+RECENT, RECENT_BYTES = 64, 64 << 20
 HOLDERS = 3  # references to an unused handle: the deque, a variable, an argument
 
 
@@ -149,7 +150,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         self.operations, self.outputs = operations, outputs
         self._future: Any = None
         self._events: list[Any] = []  # futures that end with the profiler's events
-        _keep(self)
+        _recent.add(self)
 
     @classmethod
     def joined(cls, works: "Sequence[MpiWork]") -> "MpiWork":
@@ -216,13 +217,26 @@ class MpiWork(dist.Work):  # type: ignore[misc]
     _source_rank = source_rank
 
 
-# Keeps handles alive that otherwise only C++ refers to: C++ code does not keep the Python object.
-_works: deque[MpiWork] = deque(maxlen=4096)
+class _Recent:
+    """Keeps handles alive that otherwise only C++ refers to: C++ code does not keep the object."""
+
+    def __init__(self) -> None:
+        self._works: deque[MpiWork] = deque(maxlen=4096)
+        self._with_outputs: deque[tuple[MpiWork, int]] = deque()
+        self._lock, self._bytes = threading.Lock(), 0
+
+    def add(self, work: MpiWork) -> None:
+        """Keep a handle; drop the tensors of older handles that are complete and not in use."""
+        size = sum(x.nbytes for x in work.outputs if x.layout is torch.strided)
+        with self._lock:
+            self._works.append(work)
+            self._with_outputs.append((work, size))
+            self._bytes += size
+            while len(self._with_outputs) > (RECENT if self._bytes <= RECENT_BYTES else 1):
+                previous, size = self._with_outputs.popleft()
+                self._bytes -= size
+                if previous.is_completed() and sys.getrefcount(previous) <= HOLDERS:
+                    previous.outputs = ()
 
 
-def _keep(work: MpiWork) -> None:
-    _works.append(work)
-    if len(_works) > RECENT:
-        previous = _works[-RECENT - 1]
-        if previous.is_completed() and sys.getrefcount(previous) <= HOLDERS:
-            previous.outputs = ()
+_recent = _Recent()

@@ -593,6 +593,23 @@ def is_stopped() -> None:
     dist.all_reduce(torch.ones(1 << 20), group=group)
 
 
+def memory_of_results() -> None:
+    """Handles of finished calls keep few large results alive, but many small ones."""
+    join()
+    for elements, most in ((1 << 20, 17), (100, 65)):  # 4 MiB and 400 bytes
+        made = []
+        for _ in range(100):
+            result = torch.empty(elements)
+            dist.broadcast(result, 0)
+            made.append(weakref.ref(result))
+        del result
+        gc.collect()
+        assert sum(one() is not None for one in made) <= most
+    work = dist.all_reduce(torch.ones(1 << 25), async_op=True)  # larger than what is kept
+    work.wait()
+    assert float(work.result()[0][0]) == SIZE
+
+
 def ends_late() -> None:
     """Rank 0 still works when the other ranks have ended, and no rank destroys the group."""
     join()

@@ -57,7 +57,7 @@ def on_ranks(ranks: int, *cases: str) -> "subprocess.CompletedProcess[str]":
 CASES = ("compare", "beyond_gloo", "messages", "in_flight", "libraries", "planned_backend",
          "optimizers", "other_calls", "waits_long", "blocking_hooks", "uneven_inputs",
          "many_groups", "sparse_gradients", "uneven", "saves_and_profiles", "store_is_waited_with",
-         "ends_late")  # fmt: skip
+         "memory_of_results", "ends_late")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

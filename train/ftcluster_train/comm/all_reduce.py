@@ -14,18 +14,46 @@ BLOCK = 256  # number of int8 values that share a scale; the scales add 1.6 % to
 CHUNK = 1 << 22  # maximum number of elements that are sent at once
 
 
-def all_reduce_bf16(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Sum a contiguous tensor over the ranks, in place; the sums are rounded to bf16 too."""
+class _Memory:
+    """Memory for all-reduces that run one after the other.
+
+    New memory for each of them would cost page faults, and handles that torch keeps for a while
+    would keep the memory of many steps.
+    """
+
+    def __init__(self) -> None:
+        self._wires = torch.empty(2, 0, dtype=torch.bfloat16)
+        self._total = torch.empty(0, dtype=torch.float32)
+
+    def of(self, elements: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return two wires of `elements` in bf16, and this rank's piece of a wire in fp32."""
+        if self._wires.shape[1] < elements:
+            self._wires = torch.empty(2, elements, dtype=torch.bfloat16)
+        if len(self._total) < elements // ranks:
+            self._total = torch.empty(elements // ranks, dtype=torch.float32)
+        sent, received = self._wires[:, :elements]
+        return sent, received, self._total[: elements // ranks]
+
+
+def all_reduce_bf16(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, memory: _Memory | None = None
+) -> None:
+    """Sum a contiguous tensor over the ranks, in place; the sums are rounded to bf16 too.
+
+    Args:
+        memory: memory of earlier all-reduces; None allocates new memory.
+    """
     flat, ranks = tensor.view(-1), dist.get_world_size(group)
-    piece = -(-len(flat) // ranks)
-    wire = torch.zeros(piece * ranks, dtype=torch.bfloat16)
-    wire[: len(flat)] = flat
-    total = torch.empty(piece, dtype=torch.float32)
-    reduced = ReduceScatter(wire, torch.empty_like(wire), group)
+    count = len(flat)
+    wire, received, total = (memory or _Memory()).of(-(-count // ranks) * ranks, ranks)
+    wire[:count] = flat
+    wire[count:] = 0
+    reduced = ReduceScatter(wire, received, group)
     reduced.wait()
     reduced.sum(total, add=False)
-    all_gather(wire, total.to(torch.bfloat16), group)
-    flat.copy_(wire[: len(flat)])
+    piece = received[: len(total)].copy_(total)
+    all_gather(wire, piece, group)
+    flat.copy_(wire[:count])
 
 
 class Bf16AllReduces:
@@ -39,6 +67,7 @@ class Bf16AllReduces:
     def __init__(self) -> None:
         self._group = dist.new_group()
         self._thread = ThreadPoolExecutor(1, "bf16-all-reduce")
+        self._memory = _Memory()
 
     def start(
         self, tensor: torch.Tensor, on_end: Callable[[float], None] | None = None
@@ -53,7 +82,7 @@ class Bf16AllReduces:
 
     def _all_reduce(self, tensor: torch.Tensor, on_end: Callable[[float], None] | None) -> None:
         began = time.perf_counter()
-        all_reduce_bf16(tensor, self._group)
+        all_reduce_bf16(tensor, self._group, self._memory)
         if on_end:
             on_end(began)
 
