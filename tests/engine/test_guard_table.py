@@ -43,7 +43,7 @@ LINE = "|---|---|---|---|---|\n"
 # the changed objects, where they are used, and the guard
 OBJECTS: dict[str, tuple[bool, bool, Any]] = {
     "RMSNorms": (True, True, FUSED_RMS_NORMS.guard),
-    "gated MLPs": (True, True, FUSED_MLPS.guard),
+    "MLPs": (True, True, FUSED_MLPS.guard),
     "tanh GELUs": (True, False, FUSED_TANH_GELUS.guard),
     "`apply_rotary_pos_emb`": (True, True, ROTARY_POSITIONS.guard),
     "`create_position_bias_mask`": (True, True, POSITION_BIAS.guard),
@@ -57,8 +57,9 @@ UNKNOWN = ("test_guards.py::test_train", "test_guards.py::test_run_fast")
 # models or calls for which each change would be wrong
 TESTS: dict[str, tuple[str, ...]] = {
     "RMSNorms": (*UNKNOWN, "test_patching.py::test_models_with_fused_modules"),
-    "gated MLPs": (
+    "MLPs": (
         *UNKNOWN, "test_guards.py::test_a_change_of_a_model_that_is_fused_already",
+        "test_activations.py::test_a_class_that_drops_elsewhere",
     ),
     "tanh GELUs": ("test_activations.py::test_activations", UNKNOWN[0]),
     "`apply_rotary_pos_emb`": UNKNOWN,

@@ -4,7 +4,7 @@
     fast.enable(model)
 
 `enable` replaces dropout, attention, activations, LayerNorm, AdamW and the cross entropy of a large
-vocabulary in the whole process, for existing and new models. It replaces RMSNorm, gated MLPs and
+vocabulary in the whole process, for existing and new models. It replaces RMSNorm, MLPs and
 rotary positions only in models that are created later, and in the model that is passed to it.
 `ftcluster run --fast` calls `enable` before the script starts. Unsupported parts keep torch's
 functions; each kind is reported once. After `import ftcluster_train.fast`, a model can also use the
