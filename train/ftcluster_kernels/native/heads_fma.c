@@ -141,15 +141,17 @@ INLINE void softmax_row(const Heads *args, Head h, int64_t number, int64_t row, 
         draw(kept_bits, offset, seen_keys, args->drop);
     REGISTERS(k, active, 0, seen_keys, {
         vec probability = choose(active, mul(load_fp32(attention_scores + k, 0xffff), inverse_sum), zeros());
-        store_element(args->probabilities, offset + k, active, probability, type);
-        if (type == BF16)
-            probability = load(args->probabilities, offset + k, active, type);
-        if (args->drops)
-            probability =
-                mul(probability, choose(bits_at(kept_bits, offset % 4 + k), broadcast(args->drop.scale), zeros()));
         store_element(dropped, k, 0xffff, probability, type);
+        if (args->probabilities)
+            store_element(args->probabilities, offset + k, active, probability, type);
+        if (args->drops) {
+            vec factor = choose(bits_at(kept_bits, offset % 4 + k), broadcast(args->drop.scale), zeros());
+            store_element(dropped, k, 0xffff, mul(load(dropped, k, 0xffff, type), factor), type);
+        }
     });
-    REGISTERS(k, active, seen_keys, h.keys, { store_element(args->probabilities, offset + k, active, zeros(), type); });
+    if (args->probabilities)
+        REGISTERS(k, active, seen_keys, h.keys,
+                  { store_element(args->probabilities, offset + k, active, zeros(), type); });
     for (int64_t k = round_up(seen_keys, 16); k < columns; k += 16)
         store_element(dropped, k, 0xffff, zeros(), type);
 }
