@@ -448,6 +448,7 @@ def attention(
             plan = attention_heads.Plan(
                 query.shape[2] // key.shape[2] if causal else 0,
                 mask.lengths, scale, 1 / (1 - p) if exact else 1.0, drop,
+                has_backward=_needs_gradients(query, key, value, mask.bias),
             )  # fmt: skip
             output = _HeadAttention.apply(query, key, value, mask.bias, mask.rows, plan)
             return output
@@ -481,10 +482,16 @@ def attention_of_documents(
     if is_transformed() or not attention_heads.takes(query, key, value, lengths):
         return None
     drop = _draw(p, exact)
-    plan = attention_heads.Plan(int(causal), None, scale, kept, drop, lengths)
+    needed = _needs_gradients(query, key, value)
+    plan = attention_heads.Plan(int(causal), None, scale, kept, drop, lengths, needed)
     with torch.autocast("cpu", enabled=False):
         output: torch.Tensor = _HeadAttention.apply(query, key, value, None, None, plan)
     return output
+
+
+def _needs_gradients(*tensors: torch.Tensor | None) -> bool:
+    """Return True if autograd computes the gradient of any of these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _scale(query: torch.Tensor, scale: float | None) -> float:

@@ -73,6 +73,7 @@ class Plan(NamedTuple):
         drop: dropout of the probabilities, or None.
         documents: lengths of packed sequences, or None if each sample is one sequence. A token sees
             no tokens of other sequences.
+        has_backward: False if no backward pass follows, so that no probabilities are kept.
     """
 
     per_key: int
@@ -81,6 +82,7 @@ class Plan(NamedTuple):
     kept: float
     drop: Drop | None
     documents: Sequence[int] | None = None
+    has_backward: bool = True
 
 
 def takes(
@@ -125,6 +127,8 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output, and the probabilities of all samples as a vector in `query`'s dtype.
 
+    The vector is empty if the plan has no backward pass.
+
     Args:
         query, key, value: bf16 or fp32, shape (samples, heads, length, size), with a contiguous
             last dimension.
@@ -134,9 +138,7 @@ def forward(
             `bias`, with a last dimension of 1. None if there are no such queries.
     """
     (samples, heads, queries, _), keys = query.shape, key.shape[2]
-    count = samples * heads * queries * keys
-    if plan.documents is not None:
-        count = heads * sum(length * length for length in plan.documents)
+    count = _count_of(query, key, plan) if plan.has_backward else 0
     probabilities, output = query.new_empty(count), empty_by_token(query)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
     call.output = _vectors(output, query.dtype)
@@ -219,14 +221,13 @@ def _call_of(
     plan: Plan,
 ) -> tuple[_Heads, Any]:
     """Return the C function's argument, and the tensors that must stay alive during the call."""
-    samples, heads, queries, _ = query.shape
     drop, dtype = plan.drop or KEEP_ALL, query.dtype
-    count = samples * heads * queries * key.shape[2]
-    if plan.documents is not None:
-        count = heads * sum(length * length for length in plan.documents)
+    stored = None
+    if plan.has_backward:
+        stored = simd.address(probabilities, dtype, _count_of(query, key, plan))
     call = _Heads(
         *(_vectors(x, dtype) for x in (query, key, value)),
-        probabilities=simd.address(probabilities, dtype, count),
+        probabilities=stored,
         samples=query.shape[0], heads=query.shape[1], queries=query.shape[2], keys=key.shape[2],
         size=query.shape[3], per_key=plan.per_key, causal=plan.per_key > 0, scale=plan.scale,
         kept=plan.kept, drops=plan.drop is not None,
@@ -234,7 +235,7 @@ def _call_of(
     )  # fmt: skip
     lengths = None if plan.lengths is None else _integers(plan.lengths)
     if plan.documents is None:
-        call.lengths = None if lengths is None else _address(lengths, samples)
+        call.lengths = None if lengths is None else _address(lengths, len(query))
         return call, lengths
     # the longest sequences come first, because each free thread takes the next sequence
     tokens = _integers(plan.documents)
@@ -249,6 +250,14 @@ def _call_of(
         _address(x, len(plan.documents)) for x in (lengths, starts, places)
     )
     return call, (lengths, starts, places)
+
+
+def _count_of(query: torch.Tensor, key: torch.Tensor, plan: Plan) -> int:
+    """Return the number of probabilities."""
+    samples, heads, queries, _ = query.shape
+    if plan.documents is not None:
+        return heads * sum(length * length for length in plan.documents)
+    return samples * heads * queries * key.shape[2]
 
 
 def _integers(values: Sequence[int]) -> torch.Tensor:

@@ -132,6 +132,8 @@ def ours(case: Case, block: int, few: int) -> tuple[Tensors, torch.Tensor]:
         inputs = [x.clone().requires_grad_() for x in (case.query, case.key, case.value)]
         found = function_of(with_dropout=True)(*inputs, **case.options)
         gradients = torch.autograd.grad(found, inputs, case.upstream)
+        attention.drop_of, attention._parts = plain, plain_parts
+        check_without_gradients(case, found)
         batch, heads, queries, _ = case.query.shape
         factors = torch.ones(batch * heads, queries, case.key.shape[2], dtype=torch.float64)
         if not parts:  # computed by tiles
@@ -144,6 +146,15 @@ def ours(case: Case, block: int, few: int) -> tuple[Tensors, torch.Tensor]:
         attention.drop_of, attention._parts = plain, plain_parts
         attention.CAUSAL_BLOCK, attention.FEW_SCORES = before
     return (found.detach(), *gradients), factors.view(batch, heads, queries, -1)
+
+
+def check_without_gradients(case: Case, found: torch.Tensor) -> None:
+    """Without a backward pass the output has the same bits, although no probabilities are kept."""
+    torch.manual_seed(case.seed)
+    again = function_of(with_dropout=True, without_gradients=True)(
+        case.query, case.key, case.value, **case.options
+    )
+    assert torch.equal(again, found)
 
 
 def bias_of(case: Case) -> torch.Tensor:
@@ -287,6 +298,9 @@ def test_documents_of_a_row(
     inputs = [x.clone().requires_grad_() for x in row]
     output = ours(*inputs, attn_mask=document_mask(lengths, causal), **options)
     found = [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
+    without = function_of(with_dropout=True, max_length=longest, without_gradients=True)
+    again = without(*row, attn_mask=document_mask(lengths, causal), **options)
+    assert torch.equal(again, found[0])
     start = 0
     for length in lengths:
         query, key, value, up, *own = (

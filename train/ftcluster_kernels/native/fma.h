@@ -116,12 +116,13 @@ INLINE void store_element(void *elements, int64_t offset, lanes active, vec valu
     store(elements, offset, active, values, type);
 }
 
-/* Multiply a sliver of A by a sliver of B into a block of C of `rows` x (16 * `registers`) elements, see above. Rows of
- * the block in `sums` are `sum_stride` elements apart; the function adds to them unless `starts_at_zero`. For each word
- * it prefetches a cache line from `prefetched` into L2. */
-INLINE void multiply_slivers(const word *a_sliver, const word *b_sliver, int64_t depth_words, float *sums,
-                             int64_t sum_stride, int starts_at_zero, const char *prefetched, int64_t prefetch_step,
-                             int type, const int rows, const int registers) {
+/* Multiply a sliver of A by a sliver of B into a block of C of `rows` x (16 * `registers`) elements, see above. Words of
+ * A are `a_stride` words apart, which is `rows` if A is packed. Rows of the block in `sums` are `sum_stride` elements
+ * apart; the function adds to them unless `starts_at_zero`. For each word it prefetches a cache line from `prefetched`
+ * into L2. */
+INLINE void multiply_slivers(const word *a_sliver, int64_t a_stride, const word *b_sliver, int64_t depth_words,
+                             float *sums, int64_t sum_stride, int starts_at_zero, const char *prefetched,
+                             int64_t prefetch_step, int type, const int rows, const int registers) {
     const int columns = 16 * registers;
     vec block[12][3];
 #pragma GCC unroll 12
@@ -137,7 +138,7 @@ INLINE void multiply_slivers(const word *a_sliver, const word *b_sliver, int64_t
             b_registers[j] = load_fp32((const float *)b_sliver + k * columns + 16 * j, 0xffff);
 #pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
-            vec a_value = broadcast(((const float *)a_sliver)[k * rows + i]);
+            vec a_value = broadcast(((const float *)a_sliver)[k * a_stride + i]);
 #pragma GCC unroll 3
             for (int j = 0; j < registers; j++)
                 block[i][j] = add_product(block[i][j], a_value, b_registers[j], type);

@@ -195,7 +195,8 @@ AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, i
                           stored = k >= h.keys ? 0 : first_lanes(h.keys - k);
                     vec probability = choose(active, mul(load_fp32(row_scores + k, 0xffff), inverse_sum), zeros());
                     __m256i weight_bf16 = rounded(probability);
-                    _mm256_mask_storeu_epi16((bf16 *)args->probabilities + offset + k, stored, weight_bf16);
+                    if (args->probabilities)
+                        _mm256_mask_storeu_epi16((bf16 *)args->probabilities + offset + k, stored, weight_bf16);
                     if (args->drops && active) {
                         vec factor = choose(bits_at(kept_bits, offset % 4 + k), dropout_scale, zeros());
                         weight_bf16 =

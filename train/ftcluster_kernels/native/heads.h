@@ -14,7 +14,7 @@ typedef struct {
 typedef struct {
     Vectors query, key, value, output; /* (samples, heads, rows, `size`) */
     Vectors of_output, of_query, of_key, of_value; /* gradients of these vectors */
-    void *probabilities; /* (heads, queries, keys) for each sample */
+    void *probabilities; /* (heads, queries, keys) for each sample; NULL if there is no backward pass */
     const void *bias;    /* rows with a term for the score of each key, or NULL */
     int64_t bias_sample, bias_head, bias_row; /* strides of the bias */
     void *of_bias; /* backward: gradients of the scores, with the shape of `probabilities`, or NULL */

@@ -46,8 +46,8 @@ static int64_t set_buffers(const Heads *args, char *next_buffer, Buffers *buffer
     TAKE(weights, word, BLOCK_ROWS * longest + SQUARE);
     TAKE(queries, word, padded_queries * args->size);
     TAKE(grads, word, padded_queries * args->size);
-    TAKE(grad_scores, char, padded_queries * padded_keys * (int64_t)sizeof(float));
-    TAKE(dropped_probabilities, char, padded_queries * padded_keys * (int64_t)sizeof(float));
+    TAKE(grad_scores, char, (padded_queries * padded_keys + SQUARE) * (int64_t)sizeof(float));
+    TAKE(dropped_probabilities, char, (padded_queries * padded_keys + SQUARE) * (int64_t)sizeof(float));
     return round_up(next_buffer - first_buffer, 4096);
 }
 
@@ -93,12 +93,15 @@ INLINE void pack_summed_vectors(const word *vectors, int64_t word_stride, int64_
                 b_slivers);
 }
 
-/* Multiply a sliver of A by `sliver_count` slivers of B, which are `b_stride` words apart. */
-INLINE void multiply_sliver(const word *a_sliver, const word *b_slivers, int64_t b_stride, int64_t depth_words,
-                            int64_t sliver_count, float *sums, int64_t sum_stride, int type) {
+/* Multiply a sliver of A, whose words are `a_stride` words apart, by `sliver_count` slivers of B, which are `b_stride`
+ * words apart. Prefetch memory from `prefetched` on, unless it is NULL. */
+INLINE void multiply_sliver(const word *a_sliver, int64_t a_stride, const word *b_slivers, int64_t b_stride,
+                            int64_t depth_words, int64_t sliver_count, float *sums, int64_t sum_stride,
+                            const char *prefetched, int type) {
     for (int64_t j = 0; j < sliver_count; j++)
-        multiply_slivers(a_sliver, b_slivers + j * b_stride, depth_words, sums + j * BLOCK_COLUMNS, sum_stride, 1,
-                         (const char *)b_slivers, 0, type, BLOCK_ROWS, BLOCK_REGISTERS);
+        multiply_slivers(a_sliver, a_stride, b_slivers + j * b_stride, depth_words, sums + j * BLOCK_COLUMNS,
+                         sum_stride, 1, prefetched ? prefetched + j * depth_words * 64 : (const char *)b_slivers,
+                         prefetched ? 64 : 0, type, BLOCK_ROWS, BLOCK_REGISTERS);
 }
 
 /* Multiply `rows` vectors of sums by a factor and store them as vectors of `x`, beginning at `first_vector`. */
@@ -138,15 +141,17 @@ INLINE void softmax_row(const Heads *args, Head h, int64_t number, int64_t row, 
         draw(kept_bits, offset, seen_keys, args->drop);
     REGISTERS(k, active, 0, seen_keys, {
         vec probability = choose(active, mul(load_fp32(attention_scores + k, 0xffff), inverse_sum), zeros());
-        store_element(args->probabilities, offset + k, active, probability, type);
-        if (type == BF16)
-            probability = load(args->probabilities, offset + k, active, type);
-        if (args->drops)
-            probability =
-                mul(probability, choose(bits_at(kept_bits, offset % 4 + k), broadcast(args->drop.scale), zeros()));
         store_element(dropped, k, 0xffff, probability, type);
+        if (args->probabilities)
+            store_element(args->probabilities, offset + k, active, probability, type);
+        if (args->drops) {
+            vec factor = choose(bits_at(kept_bits, offset % 4 + k), broadcast(args->drop.scale), zeros());
+            store_element(dropped, k, 0xffff, mul(load(dropped, k, 0xffff, type), factor), type);
+        }
     });
-    REGISTERS(k, active, seen_keys, h.keys, { store_element(args->probabilities, offset + k, active, zeros(), type); });
+    if (args->probabilities)
+        REGISTERS(k, active, seen_keys, h.keys,
+                  { store_element(args->probabilities, offset + k, active, zeros(), type); });
     for (int64_t k = round_up(seen_keys, 16); k < columns; k += 16)
         store_element(dropped, k, 0xffff, zeros(), type);
 }
@@ -180,16 +185,16 @@ INLINE void forward(const Heads *args, int thread, int type) {
         for (int64_t row = 0; row < h.queries; row += BLOCK_ROWS) {
             const int64_t rows = min64(BLOCK_ROWS, h.queries - row), seen_keys = seen_by(args, h, row + rows - 1),
                           padded_seen = round_up(seen_keys, MULTIPLE);
-            multiply_sliver(buffers.a_along_size + row * vector_words, buffers.b_along_size,
+            multiply_sliver(buffers.a_along_size + row * vector_words, BLOCK_ROWS, buffers.b_along_size,
                             BLOCK_COLUMNS * vector_words, vector_words, ceil_div(seen_keys, BLOCK_COLUMNS),
-                            buffers.scores, padded_keys, type);
+                            buffers.scores, padded_keys, 0, type);
             for (int64_t i = 0; i < rows; i++)
                 softmax_row(args, h, number, row + i, buffers.scores + i * padded_keys,
                             buffers.dropped_probabilities + i * padded_keys * size_of(type), padded_seen, type);
             pack_along((const word *)buffers.dropped_probabilities, row_words, rows, words_of(padded_seen, type),
                        BLOCK_ROWS, buffers.weights);
-            multiply_sliver(buffers.weights, buffers.b_along_keys, BLOCK_COLUMNS * words_of(h.length, type),
-                            words_of(seen_keys, type), size / BLOCK_COLUMNS, buffers.sums, size, type);
+            multiply_sliver(buffers.weights, BLOCK_ROWS, buffers.b_along_keys, BLOCK_COLUMNS * words_of(h.length, type),
+                            words_of(seen_keys, type), size / BLOCK_COLUMNS, buffers.sums, size, 0, type);
             store_vectors(args, buffers.sums, broadcast(args->kept), args->output, h, row, rows, 1, type);
         }
     }
@@ -246,17 +251,18 @@ INLINE void backward(const Heads *args, int thread, int type) {
         pack_vectors(vectors, word_stride, h.queries, vector_words, BLOCK_ROWS, buffers.a_along_size);
         for (int64_t row = 0; row < h.queries; row += BLOCK_ROWS) {
             const int64_t rows = min64(BLOCK_ROWS, h.queries - row), seen_keys = seen_by(args, h, row + rows - 1);
-            multiply_sliver(buffers.a_along_size + row * vector_words, buffers.b_along_size,
+            multiply_sliver(buffers.a_along_size + row * vector_words, BLOCK_ROWS, buffers.b_along_size,
                             BLOCK_COLUMNS * vector_words, vector_words, ceil_div(seen_keys, BLOCK_COLUMNS),
-                            buffers.scores, padded_keys, type);
+                            buffers.scores, padded_keys,
+                            (const char *)args->probabilities + (h.offset + row * h.keys) * size_of(type), type);
             for (int64_t i = 0; i < rows; i++)
                 softmax_row_back(
                     args, h, row + i, buffers.scores + i * padded_keys, buffers.grad_scores + (row + i) * row_bytes,
                     buffers.dropped_probabilities + (row + i) * row_bytes, round_up(h.keys, MULTIPLE), type);
             pack_along((const word *)(buffers.grad_scores + row * row_bytes), words_of(padded_keys, type), rows,
                        words_of(round_up(seen_keys, MULTIPLE), type), BLOCK_ROWS, buffers.weights);
-            multiply_sliver(buffers.weights, buffers.b_along_keys, BLOCK_COLUMNS * words_of(h.length, type),
-                            words_of(seen_keys, type), size / BLOCK_COLUMNS, buffers.sums, size, type);
+            multiply_sliver(buffers.weights, BLOCK_ROWS, buffers.b_along_keys, BLOCK_COLUMNS * words_of(h.length, type),
+                            words_of(seen_keys, type), size / BLOCK_COLUMNS, buffers.sums, size, 0, type);
             store_vectors(args, buffers.sums, broadcast(1.0f), args->of_query, h, row, rows, 1, type);
         }
         for (int64_t first_key = 0; first_key < h.keys; first_key += BLOCK_ROWS) {
@@ -266,11 +272,15 @@ INLINE void backward(const Heads *args, int thread, int type) {
             for (int of_values = 0; of_values < 2; of_values++) {
                 const char *weight_rows = (of_values ? buffers.dropped_probabilities : buffers.grad_scores) +
                                           words_before * in_word(type) * row_bytes + first_key * size_of(type);
-                pack_across(weight_rows, padded_keys, block_keys, 1, depth, BLOCK_ROWS, type, buffers.weights);
-                multiply_sliver(buffers.weights,
+                const word *weights = (const word *)weight_rows;
+                if (type == BF16) { /* a word has the elements of two rows; in fp32, the rows are a sliver already */
+                    pack_across(weight_rows, padded_keys, block_keys, 1, depth, BLOCK_ROWS, type, buffers.weights);
+                    weights = buffers.weights;
+                }
+                multiply_sliver(weights, type == BF16 ? BLOCK_ROWS : padded_keys,
                                 (of_values ? buffers.grads : buffers.queries) + words_before * BLOCK_COLUMNS,
                                 BLOCK_COLUMNS * words_of(h.queries, type), words_of(depth, type), size / BLOCK_COLUMNS,
-                                buffers.sums, size, type);
+                                buffers.sums, size, 0, type);
                 store_vectors(args, buffers.sums, broadcast(1.0f), of_values ? args->of_value : args->of_key, h,
                               first_key, block_keys, 0, type);
             }
