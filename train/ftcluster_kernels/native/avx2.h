@@ -49,7 +49,8 @@ INLINE lanes negative(vec x) {
 }
 
 INLINE int all_bits_zero(vec a, vec b, vec c) {
-    __m256 bits = _mm256_or_ps(_mm256_or_ps(a.low, a.high), _mm256_or_ps(_mm256_or_ps(b.low, b.high), _mm256_or_ps(c.low, c.high)));
+    vec either = EACH(_mm256_or_ps, EACH(_mm256_or_ps, a, b), c);
+    __m256 bits = _mm256_or_ps(either.low, either.high);
     return _mm256_testz_si256(_mm256_castps_si256(bits), _mm256_castps_si256(bits));
 }
 

@@ -32,7 +32,7 @@ INLINE vec scaled(vec y, vec x) {
 INLINE lanes negative(vec x) { return _mm512_cmp_ps_mask(x, zeros(), _CMP_LT_OS); }
 
 INLINE int all_bits_zero(vec a, vec b, vec c) {
-    __m512i bits = _mm512_or_si512(_mm512_or_si512(_mm512_castps_si512(a), _mm512_castps_si512(b)), _mm512_castps_si512(c));
+    __m512i bits = _mm512_castps_si512(_mm512_or_ps(_mm512_or_ps(a, b), c));
     return _mm512_test_epi32_mask(bits, bits) == 0;
 }
 

@@ -120,8 +120,8 @@ INLINE void multiply_panels(const Product *args, int thread, int type, int outpu
                     const char *prefetched = (const char *)(b_part + part_words * BLOCK_COLUMNS) +
                                              (prefetches ? a_sliver * part_words * 64 : 0);
                     multiply_slivers(a_slivers + (a_sliver * args->words + first_word) * BLOCK_ROWS, BLOCK_ROWS, b_part,
-                                     part_words, block_sums, BLOCK_COLUMNS, first_word == 0, prefetched, prefetches ? 64 : 0, type,
-                                     BLOCK_ROWS, BLOCK_REGISTERS);
+                                     part_words, block_sums, BLOCK_COLUMNS, first_word == 0, prefetched,
+                                     prefetches ? 64 : 0, type, BLOCK_ROWS, BLOCK_REGISTERS);
                     if (first_word + part_words == args->words)
                         write_block(args, block_sums, row + a_sliver * BLOCK_ROWS,
                                     args->first_column + b_sliver * BLOCK_COLUMNS, output_type);
