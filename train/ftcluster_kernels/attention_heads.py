@@ -255,9 +255,10 @@ def _call_of(
 def _count_of(query: torch.Tensor, key: torch.Tensor, plan: Plan) -> int:
     """Return the number of probabilities."""
     samples, heads, queries, _ = query.shape
+    of_head: int = samples * queries * key.shape[2]
     if plan.documents is not None:
-        return heads * sum(length * length for length in plan.documents)
-    return samples * heads * queries * key.shape[2]
+        of_head = sum(length * length for length in plan.documents)
+    return of_head * int(heads)
 
 
 def _integers(values: Sequence[int]) -> torch.Tensor:
