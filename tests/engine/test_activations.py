@@ -280,7 +280,13 @@ def test_a_dropout_that_a_script_replaces_later() -> None:
     module, values = make_dropped(T5DenseActDense, "relu"), torch.randn(4, 32)
     FUSED_MLPS.apply(module)
     module.dropout = Doubled(0.25)
-    torch.testing.assert_close(module(values), 2 * functional.relu(module.wi(values)))
+    for _ in range(2):
+        torch.testing.assert_close(module(values), 2 * functional.relu(module.wi(values)))
+        module.eval()
+    module.train()
+    module.dropout = nn.Dropout(0.25)
+    module.dropout.forward = lambda x: 3 * x
+    torch.testing.assert_close(module(values), 3 * functional.relu(module.wi(values)))
     module.dropout = nn.Dropout(1.0)
     assert not module(values).any()
 

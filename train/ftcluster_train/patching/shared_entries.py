@@ -141,9 +141,10 @@ def _mlp(module: nn.Module, x: torch.Tensor, fused: _FusedMlp) -> Any:
     act, dropout = (getattr(module, name, None) for name in (names.act, names.dropout))
     # a script may change these after the model was fused
     changed = act is not fused.act or act.forward != fused.act_forward or has_hooks(act)
-    if isinstance(dropout, nn.Module) and dropout.training:
-        changed = changed or type(dropout) is not nn.Dropout or has_hooks(dropout)
-        p = 0.0 if changed else dropout.p
+    if names.dropout:  # another class may compute something in evaluation too
+        plain = type(dropout) is nn.Dropout and "forward" not in vars(dropout)
+        changed = changed or not plain or has_hooks(dropout)
+        p = dropout.p if not changed and dropout.training else 0.0
     if changed or p > MOST_DROPPED:
         return type(module).forward(module, x)
     factor = getattr(module, names.up)(x) if names.up else None
