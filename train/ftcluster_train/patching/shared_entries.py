@@ -138,10 +138,11 @@ class _FusedMlp(NamedTuple):
 
 def _mlp(module: nn.Module, x: torch.Tensor, fused: _FusedMlp) -> Any:
     names, p = fused.names, 0.0
-    act, dropout = (getattr(module, name, None) for name in (names.act, names.dropout))
+    act = getattr(module, names.act)
     # a script may change these after the model was fused
     changed = act is not fused.act or act.forward != fused.act_forward or has_hooks(act)
     if names.dropout:  # another class may compute something in evaluation too
+        dropout = getattr(module, names.dropout)
         plain = type(dropout) is nn.Dropout and "forward" not in vars(dropout)
         changed = changed or not plain or has_hooks(dropout)
         p = dropout.p if not changed and dropout.training else 0.0
