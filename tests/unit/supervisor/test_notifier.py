@@ -73,6 +73,18 @@ def kept_by(folder: Path) -> tuple[tuple[str, ...], Path]:
     return (sys.executable, "-c", KEEPS, str(folder / "kept")), folder / "kept"
 
 
+def command_of(run_dir: Path) -> int:
+    """Return the supervisor's command, once it leads a process group of its own.
+
+    The kernel lists a child from its fork, but `setsid` runs only afterwards.
+    """
+    pid = int((run_dir / "supervisor.pid").read_text())
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    wait_for(lambda: any(os.getpgid(int(one)) == int(one) for one in children.read_text().split()))
+    [process] = [int(one) for one in children.read_text().split()]
+    return process
+
+
 def with_webhook(run_dir: Path, url: str) -> None:
     (run_dir / WEBHOOK_FILE).write_text(f"{url}\n")
 
@@ -194,9 +206,7 @@ def test_a_slow_command_delays_neither_the_end_nor_stop(run_dir: Path) -> None:
     assert supervisor("stop", run_dir).stdout.splitlines()[0] == "stopped"
     assert time.monotonic() - began < 20
     assert until_end(run_dir)["state"] == "stopped"
-    pid = int((run_dir / "supervisor.pid").read_text())
-    [process] = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    os.killpg(process, signal.SIGKILL)
+    os.killpg(command_of(run_dir), signal.SIGKILL)
 
 
 def test_a_command_has_a_time_limit_and_a_server_too(server: Any) -> None:
@@ -234,13 +244,11 @@ def test_a_supervisor_that_was_killed_after_the_end_runs_nothing_again(run_dir: 
     launch(run_dir, "echo started >> $RUN_DIR/starts", notify=("/bin/sleep", "300"),
            env={"RUN_DIR": str(run_dir)}, max_restarts=3)  # fmt: skip
     until_end(run_dir)
+    command = command_of(run_dir)
     pid = int((run_dir / "supervisor.pid").read_text())
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    wait_for(lambda: children.read_text().split())
-    [process] = [int(one) for one in children.read_text().split()]
     starter = parent_of(pid)
     os.kill(pid, signal.SIGKILL)
-    os.killpg(process, signal.SIGKILL)
+    os.killpg(command, signal.SIGKILL)
     wait_for(lambda: not is_running(starter))  # it has started another supervisor, which has ended
     assert (run_dir / "starts").read_text() == "started\n"
     assert [event["event"] for event in events(run_dir)].count("end") == 1
