@@ -4,9 +4,11 @@ The compiled libraries depend on no other library, not even the C library, so th
 for all systems. On systems where the libraries do not load, torch's functions are used.
 """
 
+import os
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ CPUS = {
     "libavx512.so": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
     "libavx2.so": ("-mavx2", "-mfma"),
 }
-ALONE = ("-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib")
+COMPILE = ("-O3", "-fPIC", "-fvisibility=hidden", "-c")
+LINK = ("-shared", "-nostdlib")
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -37,20 +40,32 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         if compiler is None:
             self.app.display_warning("no C compiler: trainings will be slower")
             return
-        for name in CPUS:
-            self._compile(compiler, name, build_data)
+        files = sorted((Path(self.root) / KERNELS / "native").glob("*.c"))
+        scratch = Path(self._scratch.name)
+        objects = {name: [scratch / f"{file.stem}-{name}.o" for file in files] for name in CPUS}
+        # one program for each file, because all files together need 20 s of one core
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            compiled = {
+                name: [
+                    threads.submit(_errors, [compiler, *COMPILE, *flags, "-o", output, file])
+                    for file, output in zip(files, objects[name], strict=True)
+                ]
+                for name, flags in CPUS.items()
+            }
+        for name, outputs in objects.items():
+            library = Path(self.root) / KERNELS / name
+            new = library.with_suffix(".new")
+            errors = "".join(one.result() for one in compiled[name])
+            errors = errors or _errors([compiler, *LINK, "-o", new, *outputs])
+            if errors:
+                new.unlink(missing_ok=True)
+                self.app.display_warning(f"{compiler} cannot compile {KERNELS}/native: {errors}")
+                continue
+            new.replace(library)
+            build_data["artifacts"].append(str(KERNELS / name))
 
-    def _compile(self, compiler: str, name: str, build_data: dict[str, Any]) -> None:
-        library = Path(self.root) / KERNELS / name
-        new = library.with_suffix(".new")
-        files = sorted(map(str, (library.parent / "native").glob("*.c")))
-        done = subprocess.run(
-            [compiler, "-O3", *CPUS[name], *ALONE, "-o", str(new), *files],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            new.unlink(missing_ok=True)
-            self.app.display_warning(f"{compiler} cannot compile {KERNELS}/native: {done.stderr}")
-            return
-        new.replace(library)
-        build_data["artifacts"].append(str(KERNELS / library.name))
+
+def _errors(command: list[str | Path]) -> str:
+    """Run a compiler; return its messages if it fails, otherwise ""."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stderr or f"exit code {done.returncode}") if done.returncode else ""
