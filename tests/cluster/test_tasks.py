@@ -136,7 +136,9 @@ def trained(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Train
     return of
 
 
-@pytest.mark.parametrize("name", ["classes", "texts", pytest.param("answers", marks=LONG)])
+@pytest.mark.parametrize(
+    "name", ["texts", *(pytest.param(name, marks=LONG) for name in ("classes", "answers"))]
+)
 def test_two_ranks_train_each_kind_of_task(machine: Machine, trained: Trained, name: str) -> None:
     """tests/engine/test_run_on_ranks.py compares two ranks with one rank."""
     kind, done = KINDS[name], trained(name)

@@ -129,7 +129,7 @@ def test_loss_gradients_and_merged_weights_are_those_of_peft(
 
 
 @pytest.mark.needs("amx", "compiler")
-@pytest.mark.parametrize("size", [8, 40])
+@pytest.mark.parametrize("size", [8, pytest.param(40, marks=pytest.mark.long)])
 def test_a_decoder_on_tiles_has_the_gradients_of_peft(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:

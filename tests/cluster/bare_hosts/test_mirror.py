@@ -22,6 +22,7 @@ def mirror(bare: Control, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield site
 
 
+@pytest.mark.long
 def test_each_mirror_that_gives_nothing_is_a_line_with_its_cause(
     bare: Control, mirror: SiteMirror, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def cron(cluster: Cluster, home: Path, *arguments: str) -> "subprocess.Completed
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_training_and_its_state_without_a_terminal(cluster: Cluster, home: Path) -> None:
     state = home / ".local/state/ftcluster"  # as after a setup with this HOME
     state.mkdir(parents=True)

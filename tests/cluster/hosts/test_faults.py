@@ -106,6 +106,7 @@ def sums(cluster: Cluster) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     no_rank_is_left(cluster)
 
 
+@pytest.mark.long
 def test_a_changed_host_key_ends_a_restart_at_once_and_is_named(cluster: Cluster) -> None:
     """Only a new connection detects the change, because older connections stay open."""
     control = cluster.control
