@@ -59,10 +59,18 @@ static Operand operand(const uint8_t *code, const greg_t *registers, int index_b
     return found;
 }
 
-static float number(const uint8_t *bf16) {
-    uint32_t bits = (uint32_t)bf16[0] << 16 | (uint32_t)bf16[1] << 24;
+/* The first and the second bf16 number of a pair. */
+static float first_of(uint32_t pair) {
     float wide;
-    memcpy(&wide, &bits, sizeof wide);
+    pair <<= 16;
+    memcpy(&wide, &pair, sizeof wide);
+    return wide;
+}
+
+static float second_of(uint32_t pair) {
+    float wide;
+    pair &= 0xffff0000;
+    memcpy(&wide, &pair, sizeof wide);
     return wide;
 }
 
@@ -77,10 +85,13 @@ static int add_products(int to, int left, int right) {
     for (int row = 0; row < tiles.rows[to]; row++) {
         float even[BYTES / 4] = {0}, odd[BYTES / 4] = {0}, sums[BYTES / 4];
         for (int pair = 0; pair < pairs; pair++) {
-            const uint8_t *one = tiles.numbers[left][row] + 4 * pair, *other = tiles.numbers[right][pair];
-            for (int i = 0; i < columns; i++) {
-                even[i] = __builtin_fmaf(number(one), number(other + 4 * i), even[i]);
-                odd[i] = __builtin_fmaf(number(one + 2), number(other + 4 * i + 2), odd[i]);
+            uint32_t one, others[BYTES / 4];
+            memcpy(&one, tiles.numbers[left][row] + 4 * pair, sizeof one);
+            memcpy(others, tiles.numbers[right][pair], sizeof others);
+            /* all columns, whose number the compiler knows, so that it uses whole registers */
+            for (int i = 0; i < BYTES / 4; i++) {
+                even[i] = __builtin_fmaf(first_of(one), first_of(others[i]), even[i]);
+                odd[i] = __builtin_fmaf(second_of(one), second_of(others[i]), odd[i]);
             }
         }
         memcpy(sums, tiles.numbers[to][row], sizeof sums);

@@ -7,8 +7,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.cluster import FEW_PAIRS, TWO, Cluster, no_rank_is_left
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 from tests.cluster.rows import pair, write_rows
@@ -193,7 +191,6 @@ def test_a_changed_host_key_is_refused_by_name(cluster: Cluster) -> None:
     no_rank_is_left(cluster)
 
 
-@pytest.mark.long
 def test_systemd_ends_a_supervisor_that_is_stopped_and_force_needs_none(cluster: Cluster) -> None:
     control = cluster.control
     waits = ("--max-restarts", "3", "--", str(SCRIPTS / "ends.py"), "0", "9")
