@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import re
 from packaging.utils import canonicalize_name
 
 from scripts.lock_stacks import CUDA_PREFIXES, FILES, applies, fits, lock_lines, minors
+from tests.programs import ROOT
 
 DOCUMENT = read_stacks(FILES)
 LOCKED = [name for name, one in DOCUMENT["stacks"].items() if one["state"] != "documented"]
@@ -182,3 +184,13 @@ def test_a_lock_has_its_stacks_versions_for_each_python(name: str) -> None:
 def test_only_supported_stacks_have_a_lock() -> None:
     files = {path.stem.removesuffix("-cuda") for path in Path(FILES).glob("*.txt")}
     assert files == set(LOCKED)
+
+
+def test_the_pages_state_the_size_of_the_downloads() -> None:
+    stack = sizes(Path(FILES, "native.txt").read_text())[0] / 1e6
+    [of_stack] = re.findall(r"about (\d+) MB for `native`", (ROOT / "docs/offline.md").read_text())
+    assert abs(int(of_stack) - stack) < 0.05 * stack
+    # the demo also downloads the control node's packages, 46 MB, and the model, 88 MB
+    for page in ("README.md", "docs/quickstart.md"):
+        [of_demo] = re.findall(r"downloads (\d+) MB", (ROOT / page).read_text())
+        assert abs(int(of_demo) - (stack + 46 + 88)) < 0.05 * stack, page
